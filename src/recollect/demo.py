@@ -1,0 +1,64 @@
+"""The whole story on built-in photographs: train, read the data back from the two checkpoints, compare, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from recollect.data import load_dataset
+from recollect.files import write_files
+from recollect.inspection import inspect
+from recollect.metrics import Score, evaluate
+from recollect.progress import Progress
+from recollect.reconstruct import Projection, reconstruct
+from recollect.records import read_reconstruction, write_reconstruction
+from recollect.report import image_pairs, render, sheet
+from recollect.solve import GradientDescent
+from recollect.training import train
+from recollect.truth import read_truth, write_training
+from recollect.victim import Victim, initial_theta, mlp
+
+N = 20
+WIDTH = 2000
+ATTACK = Projection(solver=GradientDescent(iterations=4000), restarts=4)
+
+
+def tell(out: Path, *, seed: int, say: Callable[[str], None], progress: Progress) -> Score:
+    """Run it all into `out`, saying what happens; returns the score."""
+    began = time.perf_counter()
+    say(f"1. Training a two-layer network of width {WIDTH} on {N} photographs (32×32×3) until it knows them by heart …")
+    data = load_dataset("photos", N)
+    network = mlp(data.inputs.shape[1], WIDTH, data.targets.shape[1])
+    theta_0 = initial_theta(network, init="fan-in", generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    made = train(network, theta_0, data.inputs, data.targets, progress=progress)
+    write_training(out, data, made, {"dataset": "photos", "n": N, "width": WIDTH, "seed": seed, "mse": made.mse, "steps": made.steps})
+    say(f"   done: mean squared error {made.mse:.0e} after {made.steps} steps, {made.seconds:.0f} s.")
+
+    say("2. Looking at the two checkpoints alone …")
+    victim = Victim.load(out / "init.safetensors", out / "trained.safetensors")
+    say(f"   {inspect(victim).expectations[0]}.")
+
+    say("3. Searching for inputs whose gradients explain the change of the last layer …")
+    found = reconstruct(victim, N, ATTACK, seed=seed, progress=progress)
+    options = {"n": N, "space": "subspace", "parameters": "last", **asdict(ATTACK.solver), "restarts": ATTACK.restarts, "seed": seed}
+    write_reconstruction(out, found, {"victim": victim.describe(), "options": options})
+    say(f"   done: {found.loss:.1e} of the change is left unexplained, {sum(stage.seconds for stage in found.stages):.0f} s.")
+
+    record, truth = read_reconstruction(out), read_truth(out / "truth.safetensors")
+    score = evaluate(record, truth.inputs)
+    pairs = image_pairs(record, truth, score)
+    true, recovered = (np.stack([getattr(pair, side) for pair in pairs]) for side in ("true", "recovered"))
+    picture = sheet(true, recovered, [f"error {pair.error:.3f}" for pair in pairs])
+    write_files({out / "report.html": render(record, truth).encode(), out / "pairs.png": picture})
+    say(
+        f"4. Compared with the truth: {round(score.recovered * N)} of {N} photographs recovered (error below 0.1); "
+        f"median error {float(score.errors.median()):.3f}, where guessing scores {score.chance['span']:.2f}."
+    )
+    say(f"   {time.perf_counter() - began:.0f} s in all. Recollect is for auditing your own models.")
+    say(f"The report is {out / 'report.html'}")
+    return score

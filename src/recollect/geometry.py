@@ -1,0 +1,76 @@
+"""Where candidates live: ‖x_i‖ = √d (as:data_on_sphere), or any norm for networks that can tell norms apart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from recollect.errors import OptionError
+from recollect.shapes import Float, Tensor
+
+
+class Geometry(Protocol):
+    @property
+    def radius(self) -> float:
+        """The norm of a random start."""
+
+    def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+        """The nearest points allowed."""
+
+    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+        """The part of V along which points at Z may move."""
+
+    def free_dimensions(self, r: int) -> int:
+        """Unknowns a point has in r coordinates."""
+
+
+@dataclass(frozen=True)
+class Sphere:
+    """{z : ‖z‖ = radius}."""
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        _check_radius(self.radius)
+
+    def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+        return self.radius / torch.linalg.vector_norm(Z, dim=1, keepdim=True) * Z
+
+    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+        return V - (Z * V).sum(1, keepdim=True) / self.radius**2 * Z
+
+    def free_dimensions(self, r: int) -> int:
+        return r - 1
+
+
+@dataclass(frozen=True)
+class FreeRadius:
+    """Every point keeps whatever norm it takes; starts lie on the sphere of the given radius."""
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        _check_radius(self.radius)
+
+    def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+        return Z
+
+    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+        return V
+
+    def free_dimensions(self, r: int) -> int:
+        return r
+
+
+def random_start(geometry: Geometry, n: int, r: int, generator: torch.Generator) -> Float[Tensor, "n r"]:
+    """n points drawn evenly from the sphere of the geometry's radius; float64 on the CPU, the same on every device."""
+    Z = torch.randn(n, r, generator=generator, dtype=torch.float64)
+    return Sphere(geometry.radius).project(Z)
+
+
+def _check_radius(radius: float) -> None:
+    if not (math.isfinite(radius) and radius > 0):
+        raise OptionError(f"expected --norm of a positive number, got {radius}; use sqrt-d, free, or a positive number")

@@ -1,0 +1,85 @@
+"""What the two checkpoints tell before anything is spent: what moved, the rank of ΔW_1, equations against unknowns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from recollect.errors import VictimError
+from recollect.subspace import Spectrum, spectrum
+from recollect.victim import MLP, Victim
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Equations that some parameters give, and the most points they could determine."""
+
+    parameters: str
+    equations: int
+    most_points: int
+    """The largest n with n(r − 1 + c) ≤ equations (n(r + c) where norms are unknown too)."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    description: str
+    moved: dict[str, float]
+    """‖Δθ‖/‖θ0‖ by tensor; infinite where it started at zero."""
+    spectrum: Spectrum | None
+    rank: int
+    """Coordinates a point has: the rank of ΔW_1, or d where there is no ΔW_1."""
+    counting: tuple[Counting, ...]
+    norms_identifiable: bool
+    expectations: tuple[str, ...]
+
+
+def inspect(victim: Victim) -> Inspection:
+    try:
+        found: Spectrum | None = spectrum(victim)
+        missing = None
+    except VictimError as error:
+        found, missing = None, str(error)
+    rank = victim.d if found is None else found.rank
+    free = not victim.network.homogeneous
+    unknowns = rank - (0 if free else 1) + victim.c
+    counting = []
+    for parameters in ("last", "all"):
+        equations = sum(victim.theta_f[name].numel() for name in victim.select(parameters))
+        counting.append(Counting(parameters, equations, min(equations // max(unknowns, 1), equations // victim.c)))
+    return Inspection(
+        description=victim.describe(),
+        moved=_moved(victim),
+        spectrum=found,
+        rank=rank,
+        counting=tuple(counting),
+        norms_identifiable=free,
+        expectations=tuple(_expectations(victim, found, missing)),
+    )
+
+
+def _moved(victim: Victim) -> dict[str, float]:
+    moved = {}
+    for name, change in victim.delta(victim.network.trained).items():
+        before = float(victim.theta_0[name].double().norm()) if victim.theta_0 else 0.0
+        moved[name] = float(change.norm()) / before if before else math.inf
+    return moved
+
+
+def _expectations(victim: Victim, found: Spectrum | None, missing: str | None) -> list[str]:
+    said = []
+    if found is None:
+        said.append(missing or "")
+    elif not found.found:
+        said.append(f"the spectrum of ΔW1 shows no gap: the data fill all {found.rank} directions, or rounding hides the gap; give --rank if you know it")
+    elif found.gap < 10:
+        said.append(f"the gap in the spectrum of ΔW1 is small ({found.gap:.1f}×): rank {found.rank} is likely, and rounding in training blurs the subspace")
+    else:
+        said.append(f"the spectrum of ΔW1 has a clear gap ({found.gap:.3g}×): the data span {found.rank} directions")
+    network = victim.network
+    if network.homogeneous:
+        said.append("the network is positively homogeneous: directions can be found, norms cannot")
+    else:
+        said.append("the network is not positively homogeneous: each point's norm is identifiable")
+    if isinstance(network, MLP) and network.homogeneous and network.depth == 2 and network.activation == "relu":
+        said.append("two layers of ReLU without bias barely tell x from −x: expect flipped signs, most with a single output")
+    return said

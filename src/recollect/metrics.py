@@ -1,0 +1,147 @@
+"""How good a reconstruction is:
+
+    ρ(X, X̂) = min_Π 1/(n√d) Σ_i ‖x_i − x̂_Π(i)‖            (the paper's, truth rescaled to √d)
+
+with ρ up to sign and ρ to the closest point beside it, the error of each point, and what guessing would score.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from scipy.ndimage import gaussian_filter
+
+from recollect.errors import DataError
+from recollect.match import Matching, match, signed_distances, unsigned_distances
+from recollect.shapes import Float, Tensor
+
+RECOVERED = 0.1
+"""A point counts as recovered below this error: a tenth of its norm."""
+
+
+@dataclass(frozen=True)
+class Score:
+    rho: float
+    """Mean error of the matched points, signed: the paper's ρ."""
+    rho_up_to_sign: float
+    rho_closest: float
+    """Mean distance of each reconstruction to its closest true point: the paper's wording. Repeats are not punished."""
+    errors: Float[Tensor, " n"]
+    """For each true point the signed error of its match; infinite where it has none."""
+    errors_up_to_sign: Float[Tensor, " n"]
+    matching: Matching
+    recovered: float
+    missed: int
+    """True points without a match (n̂ < n)."""
+    spurious: int
+    """Reconstructions without a match (n̂ > n)."""
+    chance: dict[str, float]
+    """What guesses would score as ρ: see `chance_levels`."""
+
+
+class Found(Protocol):
+    """What is scored: a reconstruction, fresh or read from a folder."""
+
+    @property
+    def inputs(self) -> Tensor: ...
+
+    @property
+    def norms_identifiable(self) -> bool: ...
+
+
+def evaluate(found: Found, truth: Float[Tensor, "n d"], *, seed: int = 0) -> Score:
+    """Score reconstructed inputs against the true ones.
+
+    Unless the network can tell norms apart, both sides are rescaled to √d first. Errors are in units of √d.
+    """
+    X, X_hat = truth.double(), found.inputs.double()
+    if X.dim() != 2 or X_hat.dim() != 2 or X.shape[1] != X_hat.shape[1]:
+        raise DataError(f"expected truth and reconstruction of one dimension, got {list(X.shape)} and {list(X_hat.shape)}; give the truth of this very run")
+    if not torch.isfinite(X).all() or not len(X):
+        raise DataError("expected finite true inputs, got NaN, infinite values or none at all; check the truth file")
+    d = X.shape[1]
+    if not found.norms_identifiable:
+        X, X_hat = _to_sphere(X), _to_sphere(X_hat)
+    signed = signed_distances(X, X_hat) / math.sqrt(d)
+    matching = match(signed)
+    unsigned = match(unsigned_distances(X, X_hat) / math.sqrt(d))
+    errors = torch.full((len(X),), torch.inf, dtype=torch.float64)
+    errors_up_to_sign = errors.clone()
+    errors[matching.truth] = matching.distances
+    errors_up_to_sign[unsigned.truth] = unsigned.distances
+    return Score(
+        rho=float(matching.distances.mean()),
+        rho_up_to_sign=float(unsigned.distances.mean()),
+        rho_closest=float(signed.min(dim=0).values.mean()),
+        errors=errors,
+        errors_up_to_sign=errors_up_to_sign,
+        matching=matching,
+        recovered=float((errors < RECOVERED).double().mean()),
+        missed=max(0, len(X) - len(X_hat)),
+        spurious=max(0, len(X_hat) - len(X)),
+        chance=chance_levels(X, len(X_hat), seed=seed),
+    )
+
+
+def chance_levels(X: Float[Tensor, "n d"], found: int, *, seed: int = 0, draws: int = 5) -> dict[str, float]:
+    """ρ of three guesses, matched as kindly as a reconstruction is. Means over a few draws; seeded.
+
+    `sphere`: points drawn evenly from the sphere. `span`: the same within the span of the true data, which Û gives
+    away. `other_points`: each true point answered with another true point, as by someone who knows such data well.
+    """
+    n, d = X.shape
+    generator = torch.Generator().manual_seed(seed)
+    _, s, Vh = torch.linalg.svd(X, full_matrices=False)
+    V = Vh[s > 1e-9 * s[0]]
+    radii = torch.linalg.vector_norm(X, dim=1)
+    levels: dict[str, float] = {}
+    for name, basis in (("sphere", None), ("span", V)):
+        for suffix, distances in (("", signed_distances), ("_up_to_sign", unsigned_distances)):
+            total = 0.0
+            for _ in range(draws):
+                guess = torch.randn(found, d if basis is None else len(basis), generator=generator, dtype=torch.float64)
+                guess = guess if basis is None else guess @ basis
+                guess = radii.mean() * guess / torch.linalg.vector_norm(guess, dim=1, keepdim=True)
+                total += float(match(distances(X, guess)).distances.mean())
+            levels[name + suffix] = total / draws / math.sqrt(d)
+    if n > 1:
+        others = signed_distances(X, X) + torch.diag(X.new_full((n,), 1e12))
+        levels["other_points"] = float(match(others).distances.mean()) / math.sqrt(d)
+    return levels
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    """10·log₁₀(255²/mean squared error) of two images of bytes; infinite for equal ones."""
+    error = float(np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2))
+    return math.inf if error == 0 else 10 * math.log10(255**2 / error)
+
+
+def ssim(a: np.ndarray, b: np.ndarray) -> float:
+    """Structural similarity (Wang et al. 2004): Gaussian window of σ = 1.5, mean over channels and pixels.
+
+    Borders narrower than the window are left out of the mean, as the authors do.
+    """
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    radius = min(5, (min(x.shape[:2]) - 1) // 2)
+    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+
+    def blur(image: np.ndarray) -> np.ndarray:
+        smooth: np.ndarray = gaussian_filter(image, sigma=(1.5, 1.5, 0), radius=(radius, radius, 0))
+        return smooth
+
+    mx, my = blur(x), blur(y)
+    vx, vy, vxy = blur(x * x) - mx * mx, blur(y * y) - my * my, blur(x * y) - mx * my
+    index = ((2 * mx * my + c1) * (2 * vxy + c2)) / ((mx * mx + my * my + c1) * (vx + vy + c2))
+    inner = index[radius : index.shape[0] - radius, radius : index.shape[1] - radius]
+    return float(inner.mean())
+
+
+def _to_sphere(X: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    norms = torch.linalg.vector_norm(X, dim=1, keepdim=True)
+    if not (norms > 0).all():
+        raise DataError("expected points other than zero, got a zero row; remove it")
+    return math.sqrt(X.shape[1]) * X / norms

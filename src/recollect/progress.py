@@ -1,0 +1,23 @@
+"""Progress, as the long loops see it: open a task, report how far it is. The command line draws a bar; tests draw none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+
+class Report(Protocol):
+    def __call__(self, done: int, message: str) -> None:
+        """`done` units of the task are done."""
+
+
+class Progress(Protocol):
+    def __call__(self, task: str, total: int | None) -> AbstractContextManager[Report]:
+        """Open a task of `total` units (None: not known)."""
+
+
+@contextmanager
+def quiet(task: str, total: int | None) -> Iterator[Report]:
+    """Progress for nobody."""
+    yield lambda done, message: None

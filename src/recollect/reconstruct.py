@@ -1,0 +1,317 @@
+"""Algorithm 1 (full space), Algorithm 2 (Û from ΔW_1) and their true-subspace variant: Δθ in, inputs out.
+
+    min_X ‖P⊥_G Δθ‖²   over x_i on the sphere            (eq:proj_full_space)
+    min_Z ‖P⊥_G Δθ‖²   over x_i = Ûz_i on the sphere     (eq:proj_subspace; the paper prints Ûᵀz, only Ûz has the shape)
+
+Nothing here, or in anything it imports, can read the training data: see `.importlinter`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from recollect.errors import OptionError, VictimError
+from recollect.geometry import FreeRadius, Geometry, Sphere, random_start
+from recollect.progress import Progress, quiet
+from recollect.shapes import Float, Tensor
+from recollect.solve import GradientDescent, Outcome, Run, Status, minimise, paper_step, start
+from recollect.span import DenseSpan, ImplicitSpan, LastLayerSpan, Span, dense_bytes
+from recollect.subspace import Spectrum, check_basis, spectrum
+from recollect.victim import Victim
+
+
+class RecollectWarning(UserWarning):
+    """Something the user should know before trusting a result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullSpace:
+    """Algorithm 1: candidates anywhere in R^d."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subspace:
+    """Algorithm 2: candidates in the span of ΔW_1's leading right singular vectors; `rank` None takes r from the gap."""
+
+    rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """The paper's true-subspace variant: candidates in the span of a d×r matrix the caller hands over."""
+
+    U: Tensor = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """The paper's attack: minimise ‖P⊥_G Δθ‖²/‖Δθ‖².
+
+    `parameters`: `last`, `all`, or names joined by commas. `norm`: a radius, `"free"`, or None for the default: √d
+    where the network is positively homogeneous and hides norms, free where it is not. `gram`: how to solve for α when
+    more than the last layer takes part: `dense`, `cg`, or `auto` (dense where it fits in a quarter of the memory).
+    """
+
+    space: FullSpace | Subspace | Basis = Subspace()
+    parameters: str = "last"
+    norm: float | str | None = None
+    solver: GradientDescent = GradientDescent()
+    restarts: int = 1
+    gram: str = "auto"
+    dtype: torch.dtype = torch.float32
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.restarts < 1:
+            raise OptionError(f"expected --restarts of at least 1, got {self.restarts}; one is a single run")
+        if self.gram not in ("auto", "dense", "cg"):
+            raise OptionError(f"expected gram auto, dense or cg, got {self.gram!r}; choose one of those")
+        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
+            raise OptionError(f"expected a tolerance of zero or more, got {self.tolerance}; 0 runs all iterations")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of a run, as the result tells it."""
+
+    name: str
+    loss: float
+    iterations: int
+    seconds: float
+    status: str
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What was read out of the weights. `status` says how it ended and what to try next."""
+
+    inputs: Float[Tensor, "n d"]
+    coefficients: Float[Tensor, "n c"]
+    predictions: Float[Tensor, "n c"]
+    """f(x̂_i; θf): at interpolation, the labels."""
+    loss: float
+    """‖P⊥_G Δθ‖²/‖Δθ‖²: 0 explains all of the change, 1 none of it."""
+    status: Status
+    trace: Float[Tensor, " k"]
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...]
+    rank: int
+    norms_identifiable: bool
+    equations: int
+    unknowns: int
+    step_size: float
+    singular_values: Float[Tensor, " k"] | None
+
+
+class Checkpoint(Protocol):
+    """Where an interrupted run is kept. The fingerprint ties it to one victim and one set of options."""
+
+    def load(self, fingerprint: str) -> tuple[int, Run, list[Stage], Outcome | None] | None: ...
+
+    def save(self, fingerprint: str, restart: int, run: Run, stages: list[Stage], best: Outcome | None) -> None: ...
+
+
+def reconstruct(
+    victim: Victim,
+    n: int,
+    attack: Projection | None = None,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "auto",
+    progress: Progress = quiet,
+    checkpoint: Checkpoint | None = None,
+) -> Reconstruction:
+    """Find n inputs whose gradients span Δθ.
+
+    The same victim, options, seed and machine give the same bits. A problem with fewer equations than unknowns warns:
+    it has solutions that are not the data.
+    """
+    attack = attack or Projection()
+    device = choose_device(device)
+    if n < 1:
+        raise OptionError(f"expected --n of at least 1, got {n}; ask for one point or more")
+    names = victim.select(attack.parameters)
+    U, spectrum_ = _basis(victim, attack.space)
+    restricted = victim if U is None else victim.restrict(U)
+    geometry = _geometry(victim, attack.norm)
+    span = _span(restricted, names, n, attack, device)
+    solver = attack.solver
+    if solver.step_size is None:
+        solver = replace(solver, step_size=paper_step(victim.d))
+    unknowns = n * (geometry.free_dimensions(restricted.d) + victim.c)
+    _check_counts(n, victim.c, span.equations, unknowns, attack.parameters)
+
+    fingerprint = _fingerprint(victim, n, attack, U, seed, device)
+    resumed = checkpoint.load(fingerprint) if checkpoint else None
+    if resumed and resumed[1].iteration > solver.iterations:
+        resumed = None  # it went further than is asked for now
+    first, resumed_run, stages, best = resumed or (0, None, [], None)
+    for restart in range(first, attack.restarts):
+        run = resumed_run
+        resumed_run = None
+        if run is None:
+            generator = torch.Generator().manual_seed(_start_seed(seed, restart))
+            run = start(solver, random_start(geometry, n, restricted.d, generator).to(device, attack.dtype))
+        else:
+            run = _to(run, device, attack.dtype)
+        label = "reconstructing" if attack.restarts == 1 else f"reconstructing, start {restart + 1} of {attack.restarts}"
+        with progress(label, solver.iterations) as report:
+            done, kept = list(stages), best
+            outcome = minimise(
+                solver,
+                span,
+                geometry,
+                run,
+                tolerance=attack.tolerance,
+                report=report,
+                save=lambda run, k=restart, s=done, b=kept: checkpoint.save(fingerprint, k, run, s, b) if checkpoint else None,  # type: ignore[misc]
+            )
+        stages.append(Stage(f"gradient descent, start {restart + 1}", outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value))
+        # A start that met nothing finite does not replace one that did.
+        best = outcome if best is None or not outcome.loss >= best.loss else best
+        if outcome.status is Status.INTERRUPTED:
+            best = replace(best, status=Status.INTERRUPTED)
+            break
+    if best is None:
+        raise RuntimeError("no start was run")
+    return _result(victim, restricted, U, spectrum_, span, geometry, solver, best, tuple(stages), unknowns)
+
+
+def _result(
+    victim: Victim,
+    restricted: Victim,
+    U: Tensor | None,
+    found: Spectrum | None,
+    span: Span,
+    geometry: Geometry,
+    solver: GradientDescent,
+    best: Outcome,
+    stages: tuple[Stage, ...],
+    unknowns: int,
+) -> Reconstruction:
+    jitter = torch.tensor(best.jitter, dtype=torch.float64, device=best.Z.device)
+    alpha = span.fit(best.Z, gradient=False, jitter=jitter).alpha.cpu().double()
+    Z = best.Z.cpu().double()
+    theta_f = {name: tensor.cpu().double() for name, tensor in restricted.theta_f.items()}
+    notes = list(span.notes)
+    if best.jitter:
+        notes.append(f"the Gram matrix was singular at times: its diagonal was raised by a relative {best.jitter:g}")
+    if victim.network.homogeneous:
+        notes.append("the network is positively homogeneous: only the direction of each point can be found, its norm is set to the given radius")
+    if found is not None and not found.found:
+        notes.append(f"the spectrum of ΔW1 shows no gap; all {found.rank} directions above rounding were used: give --rank if you know it")
+    return Reconstruction(
+        inputs=Z if U is None else Z @ U.T,
+        coefficients=alpha,
+        predictions=restricted.network(theta_f, Z),
+        loss=best.loss,
+        status=best.status,
+        trace=best.trace,
+        stages=stages,
+        notes=tuple(notes),
+        rank=restricted.d,
+        norms_identifiable=isinstance(geometry, FreeRadius),
+        equations=span.equations,
+        unknowns=unknowns,
+        step_size=solver.step_size or math.nan,
+        singular_values=None if found is None else found.singular_values,
+    )
+
+
+def choose_device(device: torch.device | str) -> torch.device:
+    if isinstance(device, torch.device):
+        return device
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise OptionError(f"expected --device auto, cpu or cuda, got {device!r}; choose one of those")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("expected a CUDA device, got none on this machine; use --device cpu")
+    return torch.device(device)
+
+
+def _basis(victim: Victim, space: FullSpace | Subspace | Basis) -> tuple[Tensor | None, Spectrum | None]:
+    if isinstance(space, Basis):
+        return check_basis(space.U, victim.d), None
+    if isinstance(space, FullSpace):
+        return None, None
+    found = spectrum(victim)
+    return found.basis(space.rank), found
+
+
+def _geometry(victim: Victim, norm: float | str | None) -> Geometry:
+    radius = math.sqrt(victim.d)
+    if norm is None:
+        return Sphere(radius) if victim.network.homogeneous else FreeRadius(radius)
+    if isinstance(norm, str):
+        if norm != "free":
+            raise OptionError(f"expected --norm sqrt-d, free or a number, got {norm!r}; choose one of those")
+        return FreeRadius(radius)
+    return Sphere(float(norm))
+
+
+def _span(victim: Victim, names: tuple[str, ...], n: int, attack: Projection, device: torch.device) -> Span:
+    if attack.parameters == "last":
+        return LastLayerSpan(victim, device=device, dtype=attack.dtype)
+    gram = attack.gram
+    if gram == "auto":  # of all the memory there is, not of what is free now: the same machine must choose the same way
+        gram = "dense" if dense_bytes(victim, names, n, attack.dtype) <= _memory(device) // 4 else "cg"
+    if gram == "dense":
+        return DenseSpan(victim, names, device=device, dtype=attack.dtype)
+    return ImplicitSpan(victim, names, device=device, dtype=attack.dtype)
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _check_counts(n: int, c: int, equations: int, unknowns: int, parameters: str) -> None:
+    if n * c > equations:
+        raise VictimError(
+            f"expected at most {equations} coefficients for the {equations} equations of --parameters {parameters}, "
+            f"got {n} points × {c} outputs = {n * c}; any such points explain the change: ask for fewer, or use --parameters all"
+        )
+    if unknowns > equations:
+        warnings.warn(
+            f"{equations} equations for {unknowns} unknowns: exact recovery is impossible by counting; "
+            "use more --parameters or a lower --rank, and do not trust a small loss",
+            RecollectWarning,
+            stacklevel=3,
+        )
+
+
+def _start_seed(seed: int, restart: int) -> int:
+    digest = hashlib.sha256(f"start {seed} {restart}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _fingerprint(victim: Victim, n: int, attack: Projection, U: Tensor | None, seed: int, device: torch.device) -> str:
+    """A name for this very computation. A single start may be resumed with more iterations; several may not."""
+    solver = attack.solver if attack.restarts > 1 else replace(attack.solver, iterations=1)
+    options = replace(attack, space=FullSpace(), solver=solver)
+    content = hashlib.sha256(f"{options} {n} {seed} {device.type} {torch.__version__}".encode())
+    tensors = [*(victim.theta_0 or {}).items(), *victim.theta_f.items(), *([("U", U)] if U is not None else [])]
+    for name, tensor in tensors:
+        content.update(name.encode())
+        content.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()
+
+
+def _to(run: Run, device: torch.device, dtype: torch.dtype) -> Run:
+    return replace(
+        run,
+        state={name: tensor.to(device, dtype) for name, tensor in run.state.items()},
+        best_Z=run.best_Z.to(device, dtype),
+        best_loss=run.best_loss.to(device),
+        trace=run.trace.to(device),
+        rung=run.rung.to(device),
+    )

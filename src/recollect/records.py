@@ -1,0 +1,134 @@
+"""The files of a reconstruction: what `reconstruct` writes, reads back, and resumes from. No truth comes near them.
+
+`reconstruction.safetensors`  inputs, coefficients, predictions, trace, singular_values
+`reconstruct.json`            options, loss, status, stages, notes, versions
+`checkpoint.safetensors`      the run itself, for going on where it stopped
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recollect.errors import FileError
+from recollect.files import json_bytes, read_json, read_tensors, tensor_bytes, write_bytes, write_files
+from recollect.reconstruct import Reconstruction, Stage
+from recollect.shapes import Float, Tensor
+from recollect.solve import Outcome, Run, Status
+
+TENSORS = "reconstruction.safetensors"
+FACTS = "reconstruct.json"
+CHECKPOINT = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A reconstruction as it lies in a folder."""
+
+    inputs: Float[Tensor, "n d"]
+    norms_identifiable: bool
+    trace: Float[Tensor, " k"]
+    singular_values: Float[Tensor, " k"] | None
+    facts: dict[str, Any] = field(repr=False)
+
+
+def write_reconstruction(folder: Path, found: Reconstruction, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Write both files at once; returns what went into `reconstruct.json`."""
+    tensors = {"inputs": found.inputs, "coefficients": found.coefficients, "predictions": found.predictions, "trace": found.trace}
+    if found.singular_values is not None:
+        tensors["singular_values"] = found.singular_values
+    content = {
+        **facts,
+        "status": found.status.name.lower(),
+        "message": found.status.value,
+        "loss": finite(found.loss),
+        "rank": found.rank,
+        "equations": found.equations,
+        "unknowns": found.unknowns,
+        "step_size": found.step_size,
+        "norms_identifiable": found.norms_identifiable,
+        "notes": list(found.notes),
+        "stages": [{**asdict(stage), "loss": finite(stage.loss)} for stage in found.stages],
+        "versions": versions(),
+    }
+    write_files({folder / TENSORS: tensor_bytes(tensors), folder / FACTS: json_bytes(content)})
+    return content
+
+
+def read_reconstruction(folder: Path) -> Record:
+    facts = read_json(folder / FACTS)
+    tensors, _ = read_tensors(folder / TENSORS)
+    inputs = tensors.get("inputs")
+    if inputs is None or inputs.dim() != 2 or not torch.isfinite(inputs).all():
+        raise FileError(f"expected finite `inputs` n×d in {folder / TENSORS}, got none; reconstruct again")
+    return Record(inputs, facts.get("norms_identifiable") is True, tensors.get("trace", torch.zeros(0)), tensors.get("singular_values"), facts)
+
+
+class FileCheckpoint:
+    """A run in `checkpoint.safetensors`. A file that is damaged or of another computation is ignored and replaced."""
+
+    def __init__(self, folder: Path, *, resume: bool = True) -> None:
+        self._path = folder / CHECKPOINT
+        self._resume = resume
+        self.resumed_at: int | None = None
+
+    def load(self, fingerprint: str) -> tuple[int, Run, list[Stage], Outcome | None] | None:
+        if not self._resume or not self._path.is_file():
+            return None
+        with contextlib.suppress(FileError, KeyError, ValueError, TypeError):
+            tensors, metadata = read_tensors(self._path)
+            facts = json.loads(metadata["run"])
+            if facts["fingerprint"] != fingerprint:
+                return None
+            state = {name.removeprefix("state."): tensor for name, tensor in tensors.items() if name.startswith("state.")}
+            run = Run(state, facts["iteration"], tensors["best_Z"], tensors["best_loss"], tensors["trace"], tensors["rung"], facts["seconds"])
+            best = None
+            if facts["best"] is not None:
+                best = Outcome(tensors["kept.Z"], trace=tensors["kept.trace"], **{**facts["best"], "status": Status[facts["best"]["status"]]})
+            self.resumed_at = run.iteration
+            return facts["restart"], run, [Stage(**stage) for stage in facts["stages"]], best
+        return None
+
+    def save(self, fingerprint: str, restart: int, run: Run, stages: list[Stage], best: Outcome | None) -> None:
+        tensors = {f"state.{name}": tensor for name, tensor in run.state.items()}
+        tensors |= {"best_Z": run.best_Z, "best_loss": run.best_loss, "trace": run.trace, "rung": run.rung}
+        facts: dict[str, Any] = {
+            "fingerprint": fingerprint,
+            "restart": restart,
+            "iteration": run.iteration,
+            "seconds": run.seconds,
+            "stages": [asdict(stage) for stage in stages],
+            "best": None,
+        }
+        if best is not None:
+            tensors |= {"kept.Z": best.Z, "kept.trace": best.trace}
+            facts["best"] = {
+                "loss": best.loss,
+                "iterations": best.iterations,
+                "seconds": best.seconds,
+                "jitter": best.jitter,
+                "status": best.status.name,
+            }
+        write_bytes(self._path, tensor_bytes(tensors, {"run": json.dumps(facts)}))
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("recollect", "torch", "numpy", "scipy"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def finite(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,6 @@
+"""What people look at: the report, its plots and pictures."""
+
+from recollect.report.html import image_pairs, render, summary
+from recollect.report.pictures import sheet
+
+__all__ = ["image_pairs", "render", "sheet", "summary"]

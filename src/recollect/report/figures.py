@@ -1,0 +1,86 @@
+"""The report's plots, as SVG that takes its ink from the page (dark or light)."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+_INK = "#010203"
+"""Drawn where `currentColor` should be; replaced after matplotlib is done."""
+_BLUE, _ORANGE = "#3b82f6", "#f97316"
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "recollect",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+}
+
+
+def loss_trace(trace: Sequence[float]) -> str:
+    """Loss against iteration, both on the scale where the story shows."""
+    values = np.asarray(trace, dtype=float)
+    keep = np.isfinite(values) & (values > 0)
+
+    def draw(axes: Axes) -> None:
+        axes.plot(np.flatnonzero(keep) + 1, values[keep], color=_BLUE, linewidth=1.4)
+        axes.set(xscale="log", yscale="log", xlabel="iteration", ylabel="‖P⊥Δθ‖² / ‖Δθ‖²")
+
+    return _svg(draw)
+
+
+def spectrum_plot(singular_values: Sequence[float], rank: int) -> str:
+    """Singular values of ΔW1, those of the subspace used in colour."""
+    values = np.asarray(singular_values, dtype=float)
+    shown = min(len(values), max(2 * rank + 10, 40))
+    values = values[:shown]
+    index = np.arange(1, len(values) + 1)
+
+    def draw(axes: Axes) -> None:
+        inside = (index <= rank) & (values > 0)
+        outside = (index > rank) & (values > 0)
+        axes.scatter(index[inside], values[inside], s=12, color=_BLUE, label=f"used: {rank}")
+        axes.scatter(index[outside], values[outside], s=12, color=_INK, alpha=0.4, label="left out")
+        axes.set(yscale="log", xlabel="index", ylabel="singular value of ΔW1")
+        axes.legend(frameon=False)
+
+    return _svg(draw)
+
+
+def error_plot(errors: Sequence[float], threshold: float, chance: float | None) -> str:
+    """Every point's error, sorted, with the threshold of recovery and what guessing would score."""
+    values = np.sort(np.asarray([error for error in errors if np.isfinite(error)], dtype=float))
+
+    def draw(axes: Axes) -> None:
+        axes.scatter(np.arange(1, len(values) + 1), values, s=12, color=_BLUE)
+        axes.axhline(threshold, color=_INK, linewidth=0.8, linestyle="--")
+        axes.text(1, threshold, "recovered below", va="bottom", fontsize=8)
+        if chance is not None:
+            axes.axhline(chance, color=_ORANGE, linewidth=0.8)
+            axes.text(1, chance, "chance, within the span", va="bottom", fontsize=8, color=_ORANGE)
+        axes.set(yscale="log", xlabel="points, sorted", ylabel="error ‖x − x̂‖ / √d")
+
+    return _svg(draw)
+
+
+def _svg(draw: object) -> str:
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(5.4, 3.2), layout="constrained")
+        draw(figure.add_subplot())  # type: ignore[operator]
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = stream.getvalue()
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1)

@@ -1,0 +1,95 @@
+"""One self-contained HTML file: what was recovered, beside the truth where it is known."""
+
+from __future__ import annotations
+
+import importlib.resources
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+import numpy as np
+import torch
+
+from recollect.images import guess_shape, stretch
+from recollect.metrics import RECOVERED, Score, evaluate, psnr, ssim
+from recollect.records import Record
+from recollect.report.figures import error_plot, loss_trace, spectrum_plot
+from recollect.report.pictures import data_uri
+from recollect.truth import Truth
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A true point and what was recovered for it; images where the data are images."""
+
+    number: int
+    error: float | None
+    true: np.ndarray | None
+    recovered: np.ndarray | None
+    ssim: float | None = None
+    psnr: float | None = None
+
+
+def render(record: Record, truth: Truth | None) -> str:
+    score = None if truth is None else evaluate(record, truth.inputs)
+    pairs = image_pairs(record, truth, score)
+    sections: dict[str, Any] = {
+        "facts": record.facts,
+        "score": score,
+        "summary": summary(record, score),
+        "pairs": [
+            {
+                "number": pair.number,
+                "error": pair.error,
+                "ssim": pair.ssim,
+                "psnr": pair.psnr,
+                "true": None if pair.true is None else data_uri(pair.true),
+                "recovered": None if pair.recovered is None else data_uri(pair.recovered),
+            }
+            for pair in pairs
+        ],
+        "trace": loss_trace(record.trace.tolist()),
+        "spectrum": None if record.singular_values is None else spectrum_plot(record.singular_values.tolist(), int(record.facts.get("rank", 1))),
+        "errors": None if score is None else error_plot(score.errors.tolist(), RECOVERED, score.chance.get("span")),
+        "threshold": RECOVERED,
+    }
+    template = importlib.resources.files("recollect.report").joinpath("report.html.j2").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(sections)
+
+
+def image_pairs(record: Record, truth: Truth | None, score: Score | None) -> list[Pair]:
+    """Image by image, best first; without truth, the recovered ones in the order they were found. Empty for non-images."""
+    if truth is None or score is None:
+        shape = guess_shape(record.inputs.shape[1])
+        images = [] if shape is None else list(stretch(record.inputs, shape))
+        return [Pair(k + 1, None, None, image) for k, image in enumerate(images)]
+    matching, space = score.matching, truth.pixel_space
+    order = torch.argsort(matching.distances)
+    i, j = matching.truth[order], matching.found[order]
+    if space is None:
+        shape = guess_shape(truth.inputs.shape[1])
+        if shape is None:
+            return []
+        true, recovered = stretch(truth.inputs[i], shape), stretch(record.inputs[j], shape)
+    else:
+        true, recovered = space.pixels(truth.inputs[i], truth.norms[i]), space.pixels(record.inputs[j], truth.norms[i])
+    return [
+        Pair(int(i[k]) + 1, float(matching.distances[order[k]]), true[k], recovered[k], ssim(true[k], recovered[k]), psnr(true[k], recovered[k]))
+        for k in range(len(order))
+    ]
+
+
+def summary(record: Record, score: Score | None) -> str:
+    """One sentence that claims no more than was seen."""
+    if score is None:
+        return (
+            f"{len(record.inputs)} candidates were found. Without the training data nobody can say from this page which of them are real: "
+            "compare them with your data, or give it with --truth."
+        )
+    n = len(score.errors)
+    recovered = round(score.recovered * n)
+    sentence = f"{recovered} of {n} training points were read back from the weights with an error below {RECOVERED:g}."
+    if score.missed or score.spurious:
+        sentence += f" {score.missed} were not looked for, {score.spurious} candidates match nothing."
+    return sentence

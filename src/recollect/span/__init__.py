@@ -1,0 +1,8 @@
+"""Which gradients explain Δθ: one file for each way to represent G, one contract for all (`span/base.py`)."""
+
+from recollect.span.base import Fit, Span
+from recollect.span.dense import DenseSpan, dense_bytes
+from recollect.span.implicit import ImplicitSpan
+from recollect.span.last_layer import LastLayerSpan
+
+__all__ = ["DenseSpan", "Fit", "ImplicitSpan", "LastLayerSpan", "Span", "dense_bytes"]

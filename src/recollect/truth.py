@@ -1,0 +1,92 @@
+"""The files of a training run, and the truth in them: for scoring and showing, never for the attack.
+
+`init.safetensors`, `trained.safetensors`   θ0 and θf
+`truth.safetensors`                         inputs n×d, targets n×c, norms; how pixels were standardised
+`basis.safetensors`                         U, d×r
+`train.json`                                options and how training went
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recollect.data.dataset import Dataset
+from recollect.data.files import load_npz
+from recollect.errors import DataError, FileError
+from recollect.files import json_bytes, read_tensors, tensor_bytes, write_files
+from recollect.images import PixelSpace
+from recollect.shapes import Float, Tensor
+from recollect.training import Training
+from recollect.victim import MLP, Architecture
+
+
+@dataclass(frozen=True)
+class Truth:
+    inputs: Float[Tensor, "n d"]
+    norms: Float[Tensor, " n"]
+    pixel_space: PixelSpace | None
+
+
+def write_training(folder: Path, data: Dataset, training: Training, facts: Mapping[str, Any]) -> None:
+    victim = training.victim
+    network = victim.network
+    if victim.theta_0 is None or not isinstance(network, MLP):
+        raise TypeError("a trained victim has θ0 and is an MLP")
+    metadata = Architecture(activation=network.activation, input_shape=data.input_shape).to_metadata()
+    space = data.pixel_space
+    pixels = None if space is None else {"shape": space.shape, "mean": space.mean, "std": space.std}
+    write_files(
+        {
+            folder / "init.safetensors": tensor_bytes(victim.theta_0, metadata),
+            folder / "trained.safetensors": tensor_bytes(victim.theta_f, metadata),
+            folder / "truth.safetensors": tensor_bytes(
+                {"inputs": data.inputs, "targets": data.targets, "norms": data.norms}, {"pixels": json.dumps(pixels)}
+            ),
+            folder / "basis.safetensors": tensor_bytes({"U": data.basis}),
+            folder / "train.json": json_bytes(facts),
+        }
+    )
+
+
+def read_truth(path: Path) -> Truth:
+    """`inputs` from a `.safetensors` or `.npz` file; anything else in it is optional."""
+    metadata: dict[str, str] = {}
+    if path.suffix == ".npz":
+        arrays = load_npz(path)
+        try:
+            tensors = {name: torch.from_numpy(arrays[name]) for name in ("inputs", "norms") if name in arrays}
+        except TypeError:
+            raise DataError(f"expected numbers in {path}, got another kind of array; save `inputs` as floats") from None
+    elif path.suffix == ".safetensors":
+        try:
+            tensors, metadata = read_tensors(path)
+        except FileError as error:
+            raise DataError(str(error)) from None
+    else:
+        raise DataError(f"expected a .safetensors or .npz file with `inputs`, got {path.name}; save the true inputs as one of those")
+    inputs = tensors.get("inputs")
+    if inputs is None or inputs.dim() != 2 or inputs.is_complex():
+        raise DataError(f"expected `inputs` n×d in {path}, got {'none' if inputs is None else list(inputs.shape)}; save the true inputs under that name")
+    inputs = inputs.double()
+    norms = tensors.get("norms")
+    if norms is None or norms.shape != inputs.shape[:1]:
+        norms = torch.linalg.vector_norm(inputs, dim=1)
+    return Truth(inputs, norms.double(), _pixel_space(metadata, inputs.shape[1]))
+
+
+def _pixel_space(metadata: Mapping[str, str], d: int) -> PixelSpace | None:
+    try:
+        facts = json.loads(metadata.get("pixels", "null"))
+        if facts is None:
+            return None
+        channels, height, width = (int(size) for size in facts["shape"])
+        space = PixelSpace((channels, height, width), float(facts["mean"]), float(facts["std"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return space if channels in (1, 3) and channels * height * width == d else None

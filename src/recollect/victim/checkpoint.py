@@ -1,0 +1,89 @@
+"""Reading θ0 and θf from files that may be hostile: `.safetensors`, and `.pt` with `weights_only=True` only."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recollect.errors import CheckpointError, FileError
+from recollect.files import read_tensors
+from recollect.shapes import Tensor
+
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
+_PREFIXES = ("module.", "_orig_mod.")
+_LIMIT = 64 * 2**30
+"""A `.pt` archive that claims to unpack to more than this is refused before anything is allocated."""
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors by name and the file's metadata (empty for `.pt`). Nothing in the file is executed."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"expected a checkpoint at {path}, got {'a folder' if path.is_dir() else 'nothing there'}; check the path")
+    if path.suffix == ".safetensors":
+        try:
+            state, metadata = read_tensors(path)
+        except FileError as error:
+            raise CheckpointError(str(error)) from None
+    elif path.suffix in (".pt", ".pth", ".bin"):
+        state, metadata = _read_torch(path), {}
+    else:
+        raise CheckpointError(f"expected a .safetensors or .pt checkpoint, got {path.name}; save it as one of those")
+    if not state:
+        raise CheckpointError(f"expected tensors in {path}, got none; save the model's state_dict")
+    for name, tensor in state.items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"expected floating-point weights in {path}, got {name} as {str(tensor.dtype).removeprefix('torch.')}; "
+                "dequantise the model first"
+            )
+        if not torch.isfinite(tensor).all():
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise CheckpointError(f"expected finite weights in {path}, got {bad} NaN or infinite in {name}; use a checkpoint from before it broke")
+    return state, metadata
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    if zipfile.is_zipfile(path):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+        except (zipfile.BadZipFile, OSError) as error:
+            raise CheckpointError(f"expected a whole .pt file at {path}, got: {error}; copy or save it again") from None
+        if size > _LIMIT:
+            raise CheckpointError(f"expected at most {_LIMIT >> 30} GiB in {path}, got a file that unpacks to {size >> 30} GiB; check its origin")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "weights_only" in str(error) or "Unsupported" in str(error) or "GLOBAL" in str(error):
+            raise CheckpointError(
+                f"expected plain tensors in {path}, got pickled code that loading would run; it was not run: "
+                "save model.state_dict(), best as .safetensors"
+            ) from None
+        raise CheckpointError(f"expected a whole .pt file at {path}, got one that ends early or is damaged; copy or save it again") from None
+    except Exception as error:  # torch.load raises many kinds on damaged files; none of them is this program's fault
+        raise CheckpointError(f"expected a whole .pt file at {path}, got: {type(error).__name__}; copy or save it again") from None
+    return _state_dict(content, path)
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    if isinstance(content, Mapping):
+        for key in _WRAPPERS:
+            if isinstance(content.get(key), Mapping):
+                return _state_dict(content[key], path)
+        tensors = {str(name): value.detach() for name, value in content.items() if isinstance(value, Tensor)}
+        if tensors and len(tensors) == len(content):
+            return {_strip(name): value for name, value in tensors.items()}
+    found = ", ".join(map(str, list(content)[:4])) if isinstance(content, Mapping) else type(content).__name__
+    raise CheckpointError(f"expected a state dict of tensors in {path}, got {found}; save model.state_dict()")
+
+
+def _strip(name: str) -> str:
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name

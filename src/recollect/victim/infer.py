@@ -1,0 +1,110 @@
+"""A plain MLP, or random features, from a bare state dict: shapes give the widths, the chain of shapes the order."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recollect.errors import CheckpointError
+from recollect.shapes import Theta
+from recollect.victim.activations import activation as check_activation
+from recollect.victim.network import MLP, Layer, random_features
+
+METADATA_KEY = "recollect"
+"""Checkpoints made here carry their architecture under this key: what a model card would tell, nothing of the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What a state dict does not hold: the activation, and how a flat input is laid out as an image."""
+
+    activation: str = "relu"
+    input_shape: tuple[int, ...] | None = None
+
+    def to_metadata(self) -> dict[str, str]:
+        return {METADATA_KEY: json.dumps({"activation": self.activation, "input_shape": self.input_shape})}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> Architecture:
+        try:
+            content: Any = json.loads(metadata.get(METADATA_KEY, "{}"))
+            shape = content.get("input_shape")
+            shape = None if shape is None else tuple(int(size) for size in shape)
+            if shape is not None and (not 1 <= len(shape) <= 3 or min(shape) < 1 or max(shape) > 2**20):
+                raise ValueError
+            return cls(activation=check_activation(str(content.get("activation", "relu"))).name, input_shape=shape)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise CheckpointError(
+                f"expected the metadata entry {METADATA_KEY!r} to describe a network, got something else; remove it from the file"
+            ) from None
+
+
+def infer_network(state: Theta, activation: str = "relu") -> MLP:
+    """The MLP whose parameters `state` holds. ReLU is assumed unless told: a state dict does not say."""
+    if set(state) in ({"V", "theta"}, {"V", "b", "theta"}):
+        return _random_features(state, activation)
+    weights = {name: tuple(tensor.shape) for name, tensor in state.items() if tensor.dim() == 2}
+    biases = {name: tuple(tensor.shape) for name, tensor in state.items() if tensor.dim() == 1}
+    layers: dict[str, Layer] = {}
+    for name in weights:
+        bias = _bias_of(name)
+        layers[name] = Layer(name, bias if biases.pop(bias, None) == weights[name][:1] else None)
+    other = [name for name in state if name not in weights and (name in biases or state[name].dim() not in (1, 2))]
+    if other or not weights:
+        listed = ", ".join(f"{name} {list(state[name].shape)}" for name in (other or list(state))[:4])
+        raise CheckpointError(
+            f"expected weights (and biases) of a plain MLP, got {listed}; "
+            "for another architecture build the module in Python: Victim(model, theta_0, theta_f)"
+        )
+    if len(weights) < 2:
+        raise CheckpointError(f"expected at least two weight matrices, got {next(iter(weights))} alone; a linear model hides nothing")
+    order = _order(weights)
+    widths = (weights[order[0]][1], *(weights[name][0] for name in order))
+    return MLP(widths=widths, layers=tuple(layers[name] for name in order), activation=activation)
+
+
+def _random_features(state: Theta, activation: str) -> MLP:
+    V, theta = state["V"], state["theta"]
+    bias = state.get("b")
+    fits = V.dim() == 2 and theta.dim() == 2 and theta.shape[1] == V.shape[0] and (bias is None or bias.shape == V.shape[:1])
+    if not fits:
+        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in state.items())
+        raise CheckpointError(f"expected random features V (p×d), b (p), theta (c×p), got {shapes}; save the tensors in those shapes")
+    return random_features(V.shape[1], V.shape[0], theta.shape[0], bias=bias is not None, activation=activation)
+
+
+def _bias_of(weight: str) -> str:
+    head, _, tail = weight.rpartition(".")
+    renamed = tail.replace("weight", "bias").replace("W", "b")
+    return f"{head}.{renamed}" if head else renamed
+
+
+def _order(weights: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The layers from input to output: by number where the names are numbered, else by the only chain that fits."""
+    natural = sorted(weights, key=lambda name: [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)])
+    if _chains(natural, weights):
+        return natural
+    # Unnumbered names: try the orders themselves, for small nets only (a hostile file could ask for 30! of them).
+    searched = _all_chains([], set(weights), weights) if len(weights) <= 8 else iter(())
+    chains = list(itertools.islice(searched, 2))
+    if len(chains) == 1:
+        return chains[0]
+    listed = ", ".join(f"{name} {list(weights[name])}" for name in natural[:6])
+    problem = "no order of them fits" if not chains else "several orders of them fit"
+    raise CheckpointError(f"expected weight matrices that chain from input to output, got {listed}: {problem}; name the layers 0, 1, 2, …")
+
+
+def _chains(order: list[str], weights: Mapping[str, tuple[int, ...]]) -> bool:
+    return all(weights[a][0] == weights[b][1] for a, b in zip(order, order[1:], strict=False))
+
+
+def _all_chains(chain: list[str], left: set[str], weights: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
+    if not left:
+        yield chain
+    for name in sorted(left):
+        if not chain or weights[chain[-1]][0] == weights[name][1]:
+            yield from _all_chains([*chain, name], left - {name}, weights)

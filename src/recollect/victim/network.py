@@ -1,0 +1,187 @@
+"""f(x; θ) = W_L φ(W_{L−1} … φ(W_1 x)): the paper's networks, and what every attack needs to know of a network.
+
+`Network` is the contract; `MLP` fulfils it for fully connected networks of any depth, with or without biases, and
+for the random-feature model φ(Vx + b)/√p, which is an MLP whose first layer is frozen and whose features are
+scaled. `victim/module.py` fulfils it for any torch module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from recollect.errors import OptionError
+from recollect.shapes import Float, Tensor, Theta
+from recollect.victim.activations import activation
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The names of a linear layer's tensors in θ."""
+
+    weight: str
+    bias: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+class Network(Protocol):
+    """A function f(x; θ) of inputs and parameters, with its first and last linear layers known by name."""
+
+    @property
+    def d(self) -> int:
+        """Input dimension."""
+
+    @property
+    def c(self) -> int:
+        """Number of outputs."""
+
+    @property
+    def first(self) -> Layer | None:
+        """W_1, or None where the first thing done to x is not a linear map of the flat input."""
+
+    @property
+    def last(self) -> Layer:
+        """W_L."""
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The parameters that training moves: θ, without frozen ones."""
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether f(tx; θ) = t^k f(x; θ) for t > 0; then only the direction of each point can be found."""
+
+    def __call__(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
+        """f(x_i; θ) for each row of X."""
+
+    def features(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
+        """h(x_i; θ): what enters the last layer."""
+
+    def restrict(self, U: Float[Tensor, "d r"]) -> Network:
+        """The network z ↦ f(Uz; θ'), θ' from `restrict_theta`."""
+
+    def restrict_theta(self, theta: Theta, U: Float[Tensor, "d r"]) -> dict[str, Tensor]:
+        """θ' with which `restrict(U)` is z ↦ f(Uz; θ)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """f(x; θ) = s·W_L φ(W_{L−1} … φ(W_1 x + b_1)) + b_L, s = 1 but for random features, where s = 1/√p."""
+
+    widths: tuple[int, ...]
+    layers: tuple[Layer, ...]
+    activation: str = "relu"
+    scale: float = 1.0
+    frozen: frozenset[str] = frozenset()
+
+    @property
+    def d(self) -> int:
+        return self.widths[0]
+
+    @property
+    def c(self) -> int:
+        return self.widths[-1]
+
+    @property
+    def depth(self) -> int:
+        """L, the number of weight matrices."""
+        return len(self.layers)
+
+    @property
+    def first(self) -> Layer:
+        return self.layers[0]
+
+    @property
+    def last(self) -> Layer:
+        return self.layers[-1]
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        return tuple(name for layer in self.layers for name in layer.names if name not in self.frozen)
+
+    @property
+    def homogeneous(self) -> bool:
+        return activation(self.activation).homogeneous and all(layer.bias is None for layer in self.layers)
+
+    def __call__(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
+        return _linear(theta, self.last, self.features(theta, X))
+
+    def features(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
+        phi = activation(self.activation).phi
+        H = X
+        for layer in self.layers[:-1]:
+            H = phi(_linear(theta, layer, H))
+        return H if self.scale == 1.0 else self.scale * H
+
+    def restrict(self, U: Float[Tensor, "d r"]) -> MLP:
+        return replace(self, widths=(U.shape[1], *self.widths[1:]))
+
+    def restrict_theta(self, theta: Theta, U: Float[Tensor, "d r"]) -> dict[str, Tensor]:
+        # W_1(Uz) = (W_1 U)z: the restricted net is the same net with a p×r first layer. It stays in float64, since
+        # ΔW_1 U is a difference of two such products and rounding them would drown it.
+        W1 = theta[self.first.weight].double()
+        return {**theta, self.first.weight: W1 @ U.to(W1)}
+
+
+def _linear(theta: Theta, layer: Layer, A: Tensor) -> Tensor:
+    bias = None if layer.bias is None else theta[layer.bias]
+    return torch.nn.functional.linear(A, theta[layer.weight], bias)
+
+
+def mlp(d: int, width: int, c: int, *, depth: int = 2, bias: bool = False, activation: str = "relu") -> MLP:
+    """An L-layer network of constant width, its layers named `layers.0`, `layers.1`, …"""
+    _check_sizes(d=d, width=width, outputs=c)
+    if depth < 2:
+        raise OptionError(f"expected --depth of at least 2 weight matrices, got {depth}; a linear model hides nothing")
+    layers = tuple(Layer(f"layers.{k}.weight", f"layers.{k}.bias" if bias else None) for k in range(depth))
+    return MLP(widths=(d, *[width] * (depth - 1), c), layers=layers, activation=activation)
+
+
+def random_features(d: int, width: int, c: int, *, bias: bool = False, activation: str = "relu") -> MLP:
+    """f_RF(x; θ) = φ(Vx + b)ᵀθ/√p (eq:rf_model_with_bias), V and b frozen."""
+    _check_sizes(d=d, width=width, outputs=c)
+    first = Layer("V", "b" if bias else None)
+    return MLP(
+        widths=(d, width, c),
+        layers=(first, Layer("theta")),
+        activation=activation,
+        scale=1 / math.sqrt(width),
+        frozen=frozenset(first.names),
+    )
+
+
+def initial_theta(network: MLP, *, init: str, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+    """θ0. `fan-in`: N(0, 1/fan_in) for weights and biases; `torch`: U(±1/√fan_in), as torch.nn.Linear starts.
+
+    Random features follow the paper whatever `init` says: V ~ N(0, 1/d), b ~ N(0, 1), θ = 0. Numbers are drawn in
+    float64, so a float32 victim starts from the rounded weights of its float64 twin.
+    """
+    if init not in ("fan-in", "torch"):
+        raise OptionError(f"expected --init fan-in or torch, got {init!r}; choose one of those")
+
+    def draw(shape: Sequence[int], scale: float) -> Tensor:
+        if init == "fan-in" or network.frozen:
+            return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return scale * (2 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 1)
+
+    theta: dict[str, Tensor] = {}
+    for layer, fan_in, fan_out in zip(network.layers, network.widths[:-1], network.widths[1:], strict=True):
+        theta[layer.weight] = draw((fan_out, fan_in), 1 / math.sqrt(fan_in))
+        if layer.bias is not None:
+            theta[layer.bias] = draw((fan_out,), 1.0 if layer.bias in network.frozen else 1 / math.sqrt(fan_in))
+    if network.frozen:
+        theta[network.last.weight] = torch.zeros_like(theta[network.last.weight])
+    return {name: tensor.to(dtype) for name, tensor in theta.items()}
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise OptionError(f"expected {name} of at least 1, got {size}; give a positive size")

@@ -1,0 +1,140 @@
+"""The victim: a network and its weights before and after training. Everything an attack is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from recollect.errors import CheckpointError, OptionError, VictimError
+from recollect.shapes import Float, Tensor, Theta
+from recollect.victim.checkpoint import load_checkpoint
+from recollect.victim.infer import Architecture, infer_network
+from recollect.victim.module import ModuleNetwork
+from recollect.victim.network import MLP, Network
+
+
+class Victim:
+    """f(·; θ), θ0 and θf, and Δθ = θf − θ0.
+
+    `theta_0` may be None for attacks that need only the trained weights. `input_shape` says how a flat input is laid
+    out as an image (channels first); it serves display alone.
+    """
+
+    def __init__(
+        self,
+        model: Network | nn.Module,
+        theta_0: Theta | None,
+        theta_f: Theta,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        self.network: Network = ModuleNetwork(model, input_shape) if isinstance(model, nn.Module) else model
+        self.theta_0 = None if theta_0 is None else dict(theta_0)
+        self.theta_f = dict(theta_f)
+        self.input_shape = input_shape
+        self.outside = 0.0
+        """‖ΔW_1(I − ÛÛᵀ)‖²: what a restriction to Û put out of reach. Zero for a victim as loaded."""
+        _check_names(self.network, self.theta_f)
+        if self.theta_0 is not None:
+            _check_same(self.theta_0, self.theta_f)
+
+    @classmethod
+    def load(cls, init: str | Path | None, trained: str | Path, *, activation: str | None = None) -> Victim:
+        """Read θ0 and θf from `.safetensors` or `.pt` files and infer the network from their shapes.
+
+        The activation comes from the argument, else from the file (checkpoints made here say it), else it is ReLU.
+        """
+        theta_f, metadata = load_checkpoint(Path(trained))
+        theta_0 = None if init is None else load_checkpoint(Path(init))[0]
+        if theta_0 is not None:
+            _check_same(theta_0, theta_f)
+            if all(torch.equal(theta_0[name], theta_f[name]) for name in theta_f):
+                raise CheckpointError(
+                    f"expected weights before and after training, got the same weights in {init} and {trained}; give the checkpoint from before training first"
+                )
+        architecture = Architecture.from_metadata(metadata)
+        network = infer_network(theta_f, activation or architecture.activation)
+        shape = architecture.input_shape
+        if shape is not None and torch.Size(shape).numel() != network.d:
+            shape = None
+        return cls(network, theta_0, theta_f, input_shape=shape)
+
+    @property
+    def d(self) -> int:
+        return self.network.d
+
+    @property
+    def c(self) -> int:
+        return self.network.c
+
+    def select(self, parameters: str) -> tuple[str, ...]:
+        """Parameter names for `last`, `all`, or a comma-separated list of tensors or layers."""
+        if parameters == "last":
+            return self.network.last.names
+        if parameters == "all":
+            return self.network.trained
+        chosen = []
+        for word in parameters.split(","):
+            found = [name for name in self.network.trained if name == word or name.startswith(f"{word}.")]
+            if not found:
+                raise OptionError(f"expected last, all, or names out of {', '.join(self.network.trained)}, got {word!r}; choose from those")
+            chosen += found
+        return tuple(dict.fromkeys(chosen))
+
+    def delta(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Δθ = θf − θ0 for these parameters, subtracted in float64: the weights nearly cancel."""
+        if self.theta_0 is None:
+            raise VictimError("expected the weights before training, got none; this attack explains θf − θ0 and needs θ0")
+        return {name: self.theta_f[name].double() - self.theta_0[name].double() for name in names}
+
+    def delta_W1(self) -> Float[Tensor, "p d"] | None:
+        """ΔW_1, or None where the first layer is not a trained linear map of the input."""
+        first = self.network.first
+        if first is None or first.weight not in self.network.trained:
+            return None
+        return self.delta([first.weight])[first.weight]
+
+    def restrict(self, U: Float[Tensor, "d r"]) -> Victim:
+        """The victim z ↦ f(Uz): Algorithm 2 on this victim is Algorithm 1 on the restricted one.
+
+        U has orthonormal columns, so gradients keep their inner products: ∂f/∂W_1 = b xᵀ = b zᵀUᵀ.
+        """
+        network = self.network
+        theta_0 = None if self.theta_0 is None else network.restrict_theta(self.theta_0, U)
+        restricted = Victim(network.restrict(U), theta_0, network.restrict_theta(self.theta_f, U))
+        delta = None if self.theta_0 is None else self.delta_W1()
+        if delta is not None and network.first is not None and restricted.theta_f[network.first.weight].shape != delta.shape:
+            U = U.to(delta)
+            restricted.outside = self.outside + float((delta - (delta @ U) @ U.T).square().sum())
+        return restricted
+
+    def describe(self) -> str:
+        network = self.network
+        if not isinstance(network, MLP):
+            return f"torch module, {network.d} inputs, {network.c} outputs"
+        kind = "random features" if network.frozen else f"{network.depth}-layer network"
+        biases = "with" if any(layer.bias for layer in network.layers) else "without"
+        return f"{kind}, widths {'–'.join(map(str, network.widths))}, {network.activation}, {biases} biases"
+
+
+def _check_names(network: Network, theta: Theta) -> None:
+    missing = [name for name in (*network.last.names, *network.trained) if name not in theta]
+    if missing:
+        raise CheckpointError(f"expected parameters {', '.join(missing[:4])} in the weights, got {', '.join(list(theta)[:4])}; give the model's own state dict")
+
+
+def _check_same(theta_0: Theta, theta_f: Theta) -> None:
+    """The two checkpoints hold the same tensors in the same shapes; every difference is named."""
+    problems = [f"{name} only before training" for name in theta_0 if name not in theta_f]
+    problems += [f"{name} only after training" for name in theta_f if name not in theta_0]
+    problems += [
+        f"{name} {list(theta_0[name].shape)} before and {list(theta_f[name].shape)} after"
+        for name in theta_f
+        if name in theta_0 and theta_0[name].shape != theta_f[name].shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
+        raise CheckpointError(f"expected two checkpoints of one network, got {shown}: give two checkpoints of the same training run")
