@@ -110,12 +110,23 @@ class Reconstruction:
     singular_values: Float[Tensor, " k"] | None
 
 
+@dataclass(frozen=True)
+class Saved:
+    """An interrupted run: the start it was in, and what the starts before it gave."""
+
+    restart: int
+    run: Run
+    seconds: float
+    stages: tuple[Stage, ...]
+    best: Outcome | None
+
+
 class Checkpoint(Protocol):
     """Where an interrupted run is kept. The fingerprint ties it to one victim and one set of options."""
 
-    def load(self, fingerprint: str) -> tuple[int, Run, list[Stage], Outcome | None] | None: ...
+    def load(self, fingerprint: str) -> Saved | None: ...
 
-    def save(self, fingerprint: str, restart: int, run: Run, stages: list[Stage], best: Outcome | None) -> None: ...
+    def save(self, fingerprint: str, saved: Saved) -> None: ...
 
 
 def reconstruct(
@@ -149,31 +160,26 @@ def reconstruct(
     _check_counts(n, victim.c, span.equations, unknowns, attack.parameters)
 
     fingerprint = _fingerprint(victim, n, attack, U, seed, device)
-    resumed = checkpoint.load(fingerprint) if checkpoint else None
-    if resumed and resumed[1].iteration > solver.iterations:
-        resumed = None  # it went further than is asked for now
-    first, resumed_run, stages, best = resumed or (0, None, [], None)
-    for restart in range(first, attack.restarts):
-        run = resumed_run
-        resumed_run = None
-        if run is None:
-            generator = torch.Generator().manual_seed(_start_seed(seed, restart))
-            run = start(solver, random_start(geometry, n, restricted.d, generator).to(device, attack.dtype))
+    saved = checkpoint.load(fingerprint) if checkpoint else None
+    if saved is not None and int(saved.run.iteration) > solver.iterations:
+        saved = None  # it went further than is asked for now
+    stages, best = (saved.stages, saved.best) if saved else ((), None)
+    for restart in range(saved.restart if saved else 0, attack.restarts):
+        if saved is not None:
+            run, seconds = _to(saved.run, device), saved.seconds
         else:
-            run = _to(run, device, attack.dtype)
+            generator = torch.Generator().manual_seed(_start_seed(seed, restart))
+            run, seconds = start(solver, random_start(geometry, n, restricted.d, generator).to(device, attack.dtype)), 0.0
+        saved = None
+
+        def save(run: Run, seconds: float, restart: int = restart, stages: tuple[Stage, ...] = stages, best: Outcome | None = best) -> None:
+            if checkpoint:
+                checkpoint.save(fingerprint, Saved(restart, run, seconds, stages, best))
+
         label = "reconstructing" if attack.restarts == 1 else f"reconstructing, start {restart + 1} of {attack.restarts}"
         with progress(label, solver.iterations) as report:
-            done, kept = list(stages), best
-            outcome = minimise(
-                solver,
-                span,
-                geometry,
-                run,
-                tolerance=attack.tolerance,
-                report=report,
-                save=lambda run, k=restart, s=done, b=kept: checkpoint.save(fingerprint, k, run, s, b) if checkpoint else None,  # type: ignore[misc]
-            )
-        stages.append(Stage(f"gradient descent, start {restart + 1}", outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value))
+            outcome = minimise(solver, span, geometry, run, tolerance=attack.tolerance, report=report, save=save, seconds=seconds)
+        stages = (*stages, Stage(f"gradient descent, start {restart + 1}", outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value))
         # A start that met nothing finite does not replace one that did.
         best = outcome if best is None or not outcome.loss >= best.loss else best
         if outcome.status is Status.INTERRUPTED:
@@ -181,7 +187,7 @@ def reconstruct(
             break
     if best is None:
         raise RuntimeError("no start was run")
-    return _result(victim, restricted, U, spectrum_, span, geometry, solver, best, tuple(stages), unknowns)
+    return _result(victim, restricted, U, spectrum_, span, geometry, solver, best, stages, unknowns)
 
 
 def _result(
@@ -306,12 +312,5 @@ def _fingerprint(victim: Victim, n: int, attack: Projection, U: Tensor | None, s
     return content.hexdigest()
 
 
-def _to(run: Run, device: torch.device, dtype: torch.dtype) -> Run:
-    return replace(
-        run,
-        state={name: tensor.to(device, dtype) for name, tensor in run.state.items()},
-        best_Z=run.best_Z.to(device, dtype),
-        best_loss=run.best_loss.to(device),
-        trace=run.trace.to(device),
-        rung=run.rung.to(device),
-    )
+def _to(run: Run, device: torch.device) -> Run:
+    return Run.of({name: tensor.to(device) for name, tensor in run.tensors().items()})

@@ -21,7 +21,7 @@ import torch
 
 from recollect.errors import FileError
 from recollect.files import json_bytes, read_json, read_tensors, tensor_bytes, write_bytes, write_files
-from recollect.reconstruct import Reconstruction, Stage
+from recollect.reconstruct import Reconstruction, Saved, Stage
 from recollect.shapes import Float, Tensor
 from recollect.solve import Outcome, Run, Status
 
@@ -81,7 +81,7 @@ class FileCheckpoint:
         self._resume = resume
         self.resumed_at: int | None = None
 
-    def load(self, fingerprint: str) -> tuple[int, Run, list[Stage], Outcome | None] | None:
+    def load(self, fingerprint: str) -> Saved | None:
         if not self._resume or not self._path.is_file():
             return None
         with contextlib.suppress(FileError, KeyError, ValueError, TypeError):
@@ -89,35 +89,26 @@ class FileCheckpoint:
             facts = json.loads(metadata["run"])
             if facts["fingerprint"] != fingerprint:
                 return None
-            state = {name.removeprefix("state."): tensor for name, tensor in tensors.items() if name.startswith("state.")}
-            run = Run(state, facts["iteration"], tensors["best_Z"], tensors["best_loss"], tensors["trace"], tensors["rung"], facts["seconds"])
             best = None
             if facts["best"] is not None:
                 best = Outcome(tensors["kept.Z"], trace=tensors["kept.trace"], **{**facts["best"], "status": Status[facts["best"]["status"]]})
-            self.resumed_at = run.iteration
-            return facts["restart"], run, [Stage(**stage) for stage in facts["stages"]], best
+            run = Run.of(tensors)
+            self.resumed_at = int(run.iteration)
+            return Saved(facts["restart"], run, facts["seconds"], tuple(Stage(**stage) for stage in facts["stages"]), best)
         return None
 
-    def save(self, fingerprint: str, restart: int, run: Run, stages: list[Stage], best: Outcome | None) -> None:
-        tensors = {f"state.{name}": tensor for name, tensor in run.state.items()}
-        tensors |= {"best_Z": run.best_Z, "best_loss": run.best_loss, "trace": run.trace, "rung": run.rung}
+    def save(self, fingerprint: str, saved: Saved) -> None:
+        tensors, best = saved.run.tensors(), saved.best
         facts: dict[str, Any] = {
             "fingerprint": fingerprint,
-            "restart": restart,
-            "iteration": run.iteration,
-            "seconds": run.seconds,
-            "stages": [asdict(stage) for stage in stages],
+            "restart": saved.restart,
+            "seconds": saved.seconds,
+            "stages": [asdict(stage) for stage in saved.stages],
             "best": None,
         }
         if best is not None:
             tensors |= {"kept.Z": best.Z, "kept.trace": best.trace}
-            facts["best"] = {
-                "loss": best.loss,
-                "iterations": best.iterations,
-                "seconds": best.seconds,
-                "jitter": best.jitter,
-                "status": best.status.name,
-            }
+            facts["best"] = {**{name: getattr(best, name) for name in ("loss", "iterations", "seconds", "jitter")}, "status": best.status.name}
         write_bytes(self._path, tensor_bytes(tensors, {"run": json.dumps(facts)}))
 
 

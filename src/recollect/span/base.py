@@ -39,6 +39,10 @@ class Span(Protocol):
         """m: entries of Δθ to be explained."""
 
     @property
+    def capturable(self) -> bool:
+        """Whether a fit never waits for the device, so that it can become part of a CUDA graph."""
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result should know of the numerical path that was taken."""
 

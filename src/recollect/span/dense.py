@@ -15,6 +15,7 @@ class DenseSpan:
     """G = [∇_θ f_k(x_i; θf)]_{ik}, row by row. GGᵀ takes 2(nc)²m operations, G itself (nc)m numbers."""
 
     notes: tuple[str, ...] = ()
+    capturable = False
 
     def __init__(self, victim: Victim, names: tuple[str, ...], *, device: torch.device, dtype: torch.dtype) -> None:
         self._weights = Weights(victim, names, device, dtype)

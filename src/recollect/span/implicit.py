@@ -21,6 +21,8 @@ class ImplicitSpan:
     It needs no jitter: from zero, CG stays in the range of GGᵀ, so a singular Gram costs it nothing.
     """
 
+    capturable = False
+
     def __init__(
         self,
         victim: Victim,

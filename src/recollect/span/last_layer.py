@@ -21,6 +21,7 @@ class LastLayerSpan:
     """
 
     notes: tuple[str, ...] = ()
+    capturable = True
 
     def __init__(self, victim: Victim, *, device: torch.device, dtype: torch.dtype) -> None:
         last = victim.network.last
