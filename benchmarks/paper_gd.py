@@ -23,7 +23,17 @@ from typing import Any
 
 import torch
 
-from recollect import Basis, FullSpace, GradientDescent, Projection, RecollectWarning, Subspace, Victim, evaluate, reconstruct
+from recollect import (
+    Basis,
+    FullSpace,
+    GradientDescent,
+    Projection,
+    RecollectWarning,
+    Subspace,
+    Victim,
+    evaluate,
+    reconstruct,
+)
 from recollect.data import Dataset, load_dataset
 from recollect.span import LastLayerSpan
 from recollect.subspace import spectrum
@@ -40,7 +50,12 @@ def trained(data: Dataset, width: int, depth: int, seed: int, dtype: torch.dtype
     theta_0 = {name: tensor.to(DEVICE) for name, tensor in theta_0.items()}
     done = train(network, theta_0, data.inputs.to(DEVICE), data.targets.to(DEVICE))
     found = spectrum(done.victim)
-    return done.victim, {"steps": done.steps, "training_seconds": done.seconds, "gap_rank": found.rank, "gap": found.gap}
+    return done.victim, {
+        "steps": done.steps,
+        "training_seconds": done.seconds,
+        "gap_rank": found.rank,
+        "gap": found.gap,
+    }
 
 
 def attacked(victim: Victim, data: Dataset, attack: Projection, seed: int) -> dict[str, Any]:
@@ -90,10 +105,21 @@ def victims(
         if not made:
             made.append(trained(data, width, depth, seed, getattr(torch, dtype)))
         victim, facts = made[0]
-        return {**facts, **attacked(victim, data, Projection(space=space, solver=GradientDescent(iterations=iterations)), seed)}
+        return {
+            **facts,
+            **attacked(victim, data, Projection(space=space, solver=GradientDescent(iterations=iterations)), seed),
+        }
 
     for method, space in spaces.items():
-        key = {"task": name, "n": len(data.inputs), "width": width, "depth": depth, "dtype": dtype, "seed": seed, "method": method}
+        key = {
+            "task": name,
+            "n": len(data.inputs),
+            "width": width,
+            "depth": depth,
+            "dtype": dtype,
+            "seed": seed,
+            "method": method,
+        }
         yield key, lambda space=space: run(space)
 
 
@@ -108,12 +134,19 @@ def speed_part(path: Path | None) -> Iterator[tuple[dict[str, Any], Any]]:
         def run(data: Dataset = data, width: int = width, d: int = d, c: int = c) -> dict[str, Any]:
             network = mlp(d, width, c)
             theta_0, theta_f = (
-                {k: v.to(DEVICE) for k, v in initial_theta(network, init="fan-in", generator=torch.Generator().manual_seed(k), dtype=torch.float32).items()}
+                {
+                    k: v.to(DEVICE)
+                    for k, v in initial_theta(
+                        network, init="fan-in", generator=torch.Generator().manual_seed(k), dtype=torch.float32
+                    ).items()
+                }
                 for k in (1, 2)
             )
             victim = Victim(network, theta_0, theta_f)
             space = Basis(U=data.basis)
-            short, full = (Projection(space=space, solver=GradientDescent(iterations=iterations)) for iterations in (500, 10_000))
+            short, full = (
+                Projection(space=space, solver=GradientDescent(iterations=iterations)) for iterations in (500, 10_000)
+            )
             graphed = reconstruct(victim, 100, short).inputs  # also the warm-up
             seconds = reconstruct(victim, 100, full).stages[0].seconds
             LastLayerSpan.capturable = False
@@ -150,21 +183,30 @@ def table(path: Path) -> None:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         if "rho" in row:
-            groups.setdefault((row["task"], row["n"], row["depth"], row["dtype"], row["width"], row["method"]), []).append(row)
-    print("| task | n | L | victim | width | method | ρ up to sign: mean ± sd | ρ signed | recovered | rank by gap | seconds |")
+            groups.setdefault(
+                (row["task"], row["n"], row["depth"], row["dtype"], row["width"], row["method"]), []
+            ).append(row)
+    print(
+        "| task | n | L | victim | width | method | ρ up to sign: mean ± sd | ρ signed | recovered | rank by gap | "
+        "seconds |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for (task, n, depth, dtype, width, method), found in groups.items():
         up, rho = ([row[name] for row in found] for name in ("rho_up_to_sign", "rho"))
         ranks = "/".join(str(row["gap_rank"]) for row in found)
         print(
             f"| {task} | {n} | {depth} | {dtype} | {width} | {method} | {_spread(up)} | {_spread(rho)} | "
-            f"{statistics.mean(row['recovered'] for row in found):.0%} | {ranks} | {statistics.median(row['seconds'] for row in found):.1f} |"
+            f"{statistics.mean(row['recovered'] for row in found):.0%} | {ranks} | "
+            f"{statistics.median(row['seconds'] for row in found):.1f} |"
         )
     for row in rows:
         if row["task"].startswith("speed"):
             print(
-                f"\n{row['task']}: n={row['n']}, width {row['width']}, c={row['c']}: {row['iterations']} iterations in {row['seconds']:.2f} s on {row['machine']} "
-                f"(without CUDA graphs {row['eager_seconds']:.2f} s; the same bits: {row['graph_equals_eager']}); a fit's peak {row['peak_bytes'] / 1e6:.0f} MB, where the dense Jacobian alone would take {row['jacobian_bytes'] / 1e6:.0f} MB"
+                f"\n{row['task']}: n={row['n']}, width {row['width']}, c={row['c']}: {row['iterations']} iterations "
+                f"in {row['seconds']:.2f} s on {row['machine']} "
+                f"(without CUDA graphs {row['eager_seconds']:.2f} s; the same bits: {row['graph_equals_eager']}); a "
+                f"fit's peak {row['peak_bytes'] / 1e6:.0f} MB, where the dense Jacobian alone would take "
+                f"{row['jacobian_bytes'] / 1e6:.0f} MB"
             )
 
 
@@ -190,7 +232,9 @@ def main() -> None:
     if options.part is None or options.out is None or (options.part == "cifar" and options.cifar is None):
         parser.error("--part and --out are needed, and --cifar for its part")
     jobs = {
-        "synthetic": lambda: synthetic_part(options.dtypes.split(","), [int(width) for width in options.widths.split(",")]),
+        "synthetic": lambda: synthetic_part(
+            options.dtypes.split(","), [int(width) for width in options.widths.split(",")]
+        ),
         "cifar": lambda: cifar_part(options.cifar),
         "speed": lambda: speed_part(options.cifar),
     }[options.part]()

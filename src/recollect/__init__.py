@@ -1,15 +1,16 @@
 """Recollect: read training data back out of a network's weights, to audit your own models.
 
-    import recollect as rc
-
-    victim = rc.Victim.load("init.safetensors", "trained.safetensors")
-    found = rc.reconstruct(victim, n=100)
-    score = rc.evaluate(found, truth)
+>>> import recollect as rc
+>>> victim = rc.Victim.load("init.safetensors", "trained.safetensors")  # doctest: +SKIP
+>>> found = rc.reconstruct(victim, n=100)  # doctest: +SKIP
+>>> score = rc.evaluate(found, truth)  # doctest: +SKIP
 """
 
 from recollect.errors import InputError, RecollectError, RunError
 from recollect.metrics import Score, evaluate
-from recollect.reconstruct import Basis, FullSpace, Projection, Reconstruction, RecollectWarning, Subspace, reconstruct
+from recollect.options import Basis, FullSpace, Projection, Subspace
+from recollect.reconstruct import RecollectWarning, reconstruct
+from recollect.result import Reconstruction
 from recollect.solve import GradientDescent, Status
 from recollect.subspace import Spectrum, spectrum
 from recollect.victim import MLP, Victim, mlp, random_features

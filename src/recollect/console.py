@@ -21,7 +21,7 @@ _PATIENCE = 2.0
 
 
 class Terminal:
-    """Everything for people goes to stderr when `json` is set, so that stdout holds one JSON object and nothing else."""
+    """When `json` is set, all that is for people goes to stderr: stdout holds one JSON object and nothing else."""
 
     def __init__(self, *, json: bool = False) -> None:
         self._json = json
@@ -53,7 +53,14 @@ class Terminal:
         if not self._err.is_terminal:
             yield lambda done, message: None
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[message]}"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[message]}"),
+        )
         bar = RichProgress(*columns, console=self._err, transient=True)
         handle = bar.add_task(task, total=total, message="")
         began = time.perf_counter()

@@ -14,8 +14,9 @@ from recollect.data import load_dataset
 from recollect.files import write_files
 from recollect.inspection import inspect
 from recollect.metrics import Score, evaluate
+from recollect.options import Projection
 from recollect.progress import Progress
-from recollect.reconstruct import Projection, reconstruct
+from recollect.reconstruct import reconstruct
 from recollect.records import read_reconstruction, write_reconstruction
 from recollect.report import image_pairs, render, sheet
 from recollect.solve import GradientDescent
@@ -36,7 +37,12 @@ def tell(out: Path, *, seed: int, say: Callable[[str], None], progress: Progress
     network = mlp(data.inputs.shape[1], WIDTH, data.targets.shape[1])
     theta_0 = initial_theta(network, init="fan-in", generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     made = train(network, theta_0, data.inputs, data.targets, progress=progress)
-    write_training(out, data, made, {"dataset": "photos", "n": N, "width": WIDTH, "seed": seed, "mse": made.mse, "steps": made.steps})
+    write_training(
+        out,
+        data,
+        made,
+        {"dataset": "photos", "n": N, "width": WIDTH, "seed": seed, "mse": made.mse, "steps": made.steps},
+    )
     say(f"   done: mean squared error {made.mse:.0e} after {made.steps} steps, {made.seconds:.0f} s.")
 
     say("2. Looking at the two checkpoints alone …")
@@ -45,9 +51,19 @@ def tell(out: Path, *, seed: int, say: Callable[[str], None], progress: Progress
 
     say("3. Searching for inputs whose gradients explain the change of the last layer …")
     found = reconstruct(victim, N, ATTACK, seed=seed, progress=progress)
-    options = {"n": N, "space": "subspace", "parameters": "last", **asdict(ATTACK.solver), "restarts": ATTACK.restarts, "seed": seed}
+    options = {
+        "n": N,
+        "space": "subspace",
+        "parameters": "last",
+        **asdict(ATTACK.solver),
+        "restarts": ATTACK.restarts,
+        "seed": seed,
+    }
     write_reconstruction(out, found, {"victim": victim.describe(), "options": options})
-    say(f"   done: {found.loss:.1e} of the change is left unexplained, {sum(stage.seconds for stage in found.stages):.0f} s.")
+    say(
+        f"   done: {found.loss:.1e} of the change is left unexplained, "
+        f"{sum(stage.seconds for stage in found.stages):.0f} s."
+    )
 
     record, truth = read_reconstruction(out), read_truth(out / "truth.safetensors")
     score = evaluate(record, truth.inputs)

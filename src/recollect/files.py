@@ -46,7 +46,9 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
                 folder.rmdir()
         if isinstance(error, OSError):
             target = next(iter(staged), next(iter(contents)))
-            raise FileError(f"expected to write {target}, got: {error.strerror or error}; free space or choose another --out") from None
+            raise FileError(
+                f"expected to write {target}, got: {error.strerror or error}; free space or choose another --out"
+            ) from None
         raise
 
 
@@ -90,7 +92,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safetensors.safe_open(path, framework="pt") as stream:
             return {name: stream.get_tensor(name) for name in stream.keys()}, dict(stream.metadata() or {})  # noqa: SIM118
     except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise FileError(f"expected a whole .safetensors file at {path}, got: {_one_line(error)}; copy or save it again") from None
+        raise FileError(
+            f"expected a whole .safetensors file at {path}, got: {_one_line(error)}; copy or save it again"
+        ) from None
 
 
 def _one_line(error: BaseException) -> str:

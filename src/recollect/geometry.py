@@ -37,7 +37,8 @@ class Sphere:
         _check_radius(self.radius)
 
     def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
-        return self.radius / torch.linalg.vector_norm(Z, dim=1, keepdim=True) * Z
+        norms: Tensor = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
+        return self.radius / norms * Z
 
     def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
         return V - (Z * V).sum(1, keepdim=True) / self.radius**2 * Z

@@ -70,9 +70,15 @@ def _expectations(victim: Victim, found: Spectrum | None, missing: str | None) -
     if found is None:
         said.append(missing or "")
     elif not found.found:
-        said.append(f"the spectrum of ΔW1 shows no gap: the data fill all {found.rank} directions, or rounding hides the gap; give --rank if you know it")
+        said.append(
+            f"the spectrum of ΔW1 shows no gap: the data fill all {found.rank} directions, or rounding hides the "
+            "gap; give --rank if you know it"
+        )
     elif found.gap < 10:
-        said.append(f"the gap in the spectrum of ΔW1 is small ({found.gap:.1f}×): rank {found.rank} is likely, and rounding in training blurs the subspace")
+        said.append(
+            f"the gap in the spectrum of ΔW1 is small ({found.gap:.1f}×): rank {found.rank} is likely, and rounding "
+            "in training blurs the subspace"
+        )
     else:
         said.append(f"the spectrum of ΔW1 has a clear gap ({found.gap:.3g}×): the data span {found.rank} directions")
     network = victim.network
@@ -81,5 +87,7 @@ def _expectations(victim: Victim, found: Spectrum | None, missing: str | None) -
     else:
         said.append("the network is not positively homogeneous: each point's norm is identifiable")
     if isinstance(network, MLP) and network.homogeneous and network.depth == 2 and network.activation == "relu":
-        said.append("two layers of ReLU without bias barely tell x from −x: expect flipped signs, most with a single output")
+        said.append(
+            "two layers of ReLU without bias barely tell x from −x: expect flipped signs, most with a single output"
+        )
     return said

@@ -60,7 +60,10 @@ def evaluate(found: Found, truth: Float[Tensor, "n d"], *, seed: int = 0) -> Sco
     """
     X, X_hat = truth.double(), found.inputs.double()
     if X.dim() != 2 or X_hat.dim() != 2 or X.shape[1] != X_hat.shape[1]:
-        raise DataError(f"expected truth and reconstruction of one dimension, got {list(X.shape)} and {list(X_hat.shape)}; give the truth of this very run")
+        raise DataError(
+            f"expected truth and reconstruction of one dimension, got {list(X.shape)} and {list(X_hat.shape)}; give "
+            "the truth of this very run"
+        )
     if not torch.isfinite(X).all() or not len(X):
         raise DataError("expected finite true inputs, got NaN, infinite values or none at all; check the truth file")
     d = X.shape[1]
@@ -141,7 +144,7 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _to_sphere(X: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    norms = torch.linalg.vector_norm(X, dim=1, keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(X, dim=1, keepdim=True)
     if not (norms > 0).all():
         raise DataError("expected points other than zero, got a zero row; remove it")
     return math.sqrt(X.shape[1]) * X / norms

@@ -1,4 +1,4 @@
-"""Progress, as the long loops see it: open a task, report how far it is. The command line draws a bar; tests draw none."""
+"""Progress, as the long loops see it: open a task, report how far it is. The command line draws a bar from it."""
 
 from __future__ import annotations
 

@@ -12,15 +12,16 @@ import hashlib
 import math
 import os
 import warnings
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 
 from recollect.errors import OptionError, VictimError
 from recollect.geometry import FreeRadius, Geometry, Sphere, random_start
+from recollect.options import Basis, FullSpace, Projection, Subspace
 from recollect.progress import Progress, quiet
-from recollect.shapes import Float, Tensor
+from recollect.result import Checkpoint, Reconstruction, Saved, Stage
+from recollect.shapes import Tensor
 from recollect.solve import GradientDescent, Outcome, Run, Status, minimise, paper_step, start
 from recollect.span import DenseSpan, ImplicitSpan, LastLayerSpan, Span, dense_bytes
 from recollect.subspace import Spectrum, check_basis, spectrum
@@ -29,104 +30,6 @@ from recollect.victim import Victim
 
 class RecollectWarning(UserWarning):
     """Something the user should know before trusting a result."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FullSpace:
-    """Algorithm 1: candidates anywhere in R^d."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subspace:
-    """Algorithm 2: candidates in the span of ΔW_1's leading right singular vectors; `rank` None takes r from the gap."""
-
-    rank: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Basis:
-    """The paper's true-subspace variant: candidates in the span of a d×r matrix the caller hands over."""
-
-    U: Tensor = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Projection:
-    """The paper's attack: minimise ‖P⊥_G Δθ‖²/‖Δθ‖².
-
-    `parameters`: `last`, `all`, or names joined by commas. `norm`: a radius, `"free"`, or None for the default: √d
-    where the network is positively homogeneous and hides norms, free where it is not. `gram`: how to solve for α when
-    more than the last layer takes part: `dense`, `cg`, or `auto` (dense where it fits in a quarter of the memory).
-    """
-
-    space: FullSpace | Subspace | Basis = Subspace()
-    parameters: str = "last"
-    norm: float | str | None = None
-    solver: GradientDescent = GradientDescent()
-    restarts: int = 1
-    gram: str = "auto"
-    dtype: torch.dtype = torch.float32
-    tolerance: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.restarts < 1:
-            raise OptionError(f"expected --restarts of at least 1, got {self.restarts}; one is a single run")
-        if self.gram not in ("auto", "dense", "cg"):
-            raise OptionError(f"expected gram auto, dense or cg, got {self.gram!r}; choose one of those")
-        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
-            raise OptionError(f"expected a tolerance of zero or more, got {self.tolerance}; 0 runs all iterations")
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One part of a run, as the result tells it."""
-
-    name: str
-    loss: float
-    iterations: int
-    seconds: float
-    status: str
-
-
-@dataclass(frozen=True)
-class Reconstruction:
-    """What was read out of the weights. `status` says how it ended and what to try next."""
-
-    inputs: Float[Tensor, "n d"]
-    coefficients: Float[Tensor, "n c"]
-    predictions: Float[Tensor, "n c"]
-    """f(x̂_i; θf): at interpolation, the labels."""
-    loss: float
-    """‖P⊥_G Δθ‖²/‖Δθ‖²: 0 explains all of the change, 1 none of it."""
-    status: Status
-    trace: Float[Tensor, " k"]
-    stages: tuple[Stage, ...]
-    notes: tuple[str, ...]
-    rank: int
-    norms_identifiable: bool
-    equations: int
-    unknowns: int
-    step_size: float
-    singular_values: Float[Tensor, " k"] | None
-
-
-@dataclass(frozen=True)
-class Saved:
-    """An interrupted run: the start it was in, and what the starts before it gave."""
-
-    restart: int
-    run: Run
-    seconds: float
-    stages: tuple[Stage, ...]
-    best: Outcome | None
-
-
-class Checkpoint(Protocol):
-    """Where an interrupted run is kept. The fingerprint ties it to one victim and one set of options."""
-
-    def load(self, fingerprint: str) -> Saved | None: ...
-
-    def save(self, fingerprint: str, saved: Saved) -> None: ...
 
 
 def reconstruct(
@@ -169,17 +72,39 @@ def reconstruct(
             run, seconds = _to(saved.run, device), saved.seconds
         else:
             generator = torch.Generator().manual_seed(_start_seed(seed, restart))
-            run, seconds = start(solver, random_start(geometry, n, restricted.d, generator).to(device, attack.dtype)), 0.0
+            run, seconds = (
+                start(solver, random_start(geometry, n, restricted.d, generator).to(device, attack.dtype)),
+                0.0,
+            )
         saved = None
 
-        def save(run: Run, seconds: float, restart: int = restart, stages: tuple[Stage, ...] = stages, best: Outcome | None = best) -> None:
+        def save(
+            run: Run,
+            seconds: float,
+            restart: int = restart,
+            stages: tuple[Stage, ...] = stages,
+            best: Outcome | None = best,
+        ) -> None:
             if checkpoint:
                 checkpoint.save(fingerprint, Saved(restart, run, seconds, stages, best))
 
-        label = "reconstructing" if attack.restarts == 1 else f"reconstructing, start {restart + 1} of {attack.restarts}"
+        label = (
+            "reconstructing" if attack.restarts == 1 else f"reconstructing, start {restart + 1} of {attack.restarts}"
+        )
         with progress(label, solver.iterations) as report:
-            outcome = minimise(solver, span, geometry, run, tolerance=attack.tolerance, report=report, save=save, seconds=seconds)
-        stages = (*stages, Stage(f"gradient descent, start {restart + 1}", outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value))
+            outcome = minimise(
+                solver, span, geometry, run, tolerance=attack.tolerance, report=report, save=save, seconds=seconds
+            )
+        stages = (
+            *stages,
+            Stage(
+                f"gradient descent, start {restart + 1}",
+                outcome.loss,
+                outcome.iterations,
+                outcome.seconds,
+                outcome.status.value,
+            ),
+        )
         # A start that met nothing finite does not replace one that did.
         best = outcome if best is None or not outcome.loss >= best.loss else best
         if outcome.status is Status.INTERRUPTED:
@@ -210,9 +135,15 @@ def _result(
     if best.jitter:
         notes.append(f"the Gram matrix was singular at times: its diagonal was raised by a relative {best.jitter:g}")
     if victim.network.homogeneous:
-        notes.append("the network is positively homogeneous: only the direction of each point can be found, its norm is set to the given radius")
+        notes.append(
+            "the network is positively homogeneous: only the direction of each point can be found, its norm is set "
+            "to the given radius"
+        )
     if found is not None and not found.found:
-        notes.append(f"the spectrum of ΔW1 shows no gap; all {found.rank} directions above rounding were used: give --rank if you know it")
+        notes.append(
+            f"the spectrum of ΔW1 shows no gap; all {found.rank} directions above rounding were used: give --rank "
+            "if you know it"
+        )
     return Reconstruction(
         inputs=Z if U is None else Z @ U.T,
         coefficients=alpha,
@@ -284,7 +215,8 @@ def _check_counts(n: int, c: int, equations: int, unknowns: int, parameters: str
     if n * c > equations:
         raise VictimError(
             f"expected at most {equations} coefficients for the {equations} equations of --parameters {parameters}, "
-            f"got {n} points × {c} outputs = {n * c}; any such points explain the change: ask for fewer, or use --parameters all"
+            f"got {n} points × {c} outputs = {n * c}; any such points explain the change: ask for fewer, or use "
+            "--parameters all"
         )
     if unknowns > equations:
         warnings.warn(

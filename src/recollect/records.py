@@ -21,7 +21,7 @@ import torch
 
 from recollect.errors import FileError
 from recollect.files import json_bytes, read_json, read_tensors, tensor_bytes, write_bytes, write_files
-from recollect.reconstruct import Reconstruction, Saved, Stage
+from recollect.result import Reconstruction, Saved, Stage
 from recollect.shapes import Float, Tensor
 from recollect.solve import Outcome, Run, Status
 
@@ -43,7 +43,12 @@ class Record:
 
 def write_reconstruction(folder: Path, found: Reconstruction, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Write both files at once; returns what went into `reconstruct.json`."""
-    tensors = {"inputs": found.inputs, "coefficients": found.coefficients, "predictions": found.predictions, "trace": found.trace}
+    tensors = {
+        "inputs": found.inputs,
+        "coefficients": found.coefficients,
+        "predictions": found.predictions,
+        "trace": found.trace,
+    }
     if found.singular_values is not None:
         tensors["singular_values"] = found.singular_values
     content = {
@@ -70,7 +75,13 @@ def read_reconstruction(folder: Path) -> Record:
     inputs = tensors.get("inputs")
     if inputs is None or inputs.dim() != 2 or not torch.isfinite(inputs).all():
         raise FileError(f"expected finite `inputs` n×d in {folder / TENSORS}, got none; reconstruct again")
-    return Record(inputs, facts.get("norms_identifiable") is True, tensors.get("trace", torch.zeros(0)), tensors.get("singular_values"), facts)
+    return Record(
+        inputs,
+        facts.get("norms_identifiable") is True,
+        tensors.get("trace", torch.zeros(0)),
+        tensors.get("singular_values"),
+        facts,
+    )
 
 
 class FileCheckpoint:
@@ -91,10 +102,16 @@ class FileCheckpoint:
                 return None
             best = None
             if facts["best"] is not None:
-                best = Outcome(tensors["kept.Z"], trace=tensors["kept.trace"], **{**facts["best"], "status": Status[facts["best"]["status"]]})
+                best = Outcome(
+                    tensors["kept.Z"],
+                    trace=tensors["kept.trace"],
+                    **{**facts["best"], "status": Status[facts["best"]["status"]]},
+                )
             run = Run.of(tensors)
             self.resumed_at = int(run.iteration)
-            return Saved(facts["restart"], run, facts["seconds"], tuple(Stage(**stage) for stage in facts["stages"]), best)
+            return Saved(
+                facts["restart"], run, facts["seconds"], tuple(Stage(**stage) for stage in facts["stages"]), best
+            )
         return None
 
     def save(self, fingerprint: str, saved: Saved) -> None:
@@ -108,7 +125,10 @@ class FileCheckpoint:
         }
         if best is not None:
             tensors |= {"kept.Z": best.Z, "kept.trace": best.trace}
-            facts["best"] = {**{name: getattr(best, name) for name in ("loss", "iterations", "seconds", "jitter")}, "status": best.status.name}
+            facts["best"] = {
+                **{name: getattr(best, name) for name in ("loss", "iterations", "seconds", "jitter")},
+                "status": best.status.name,
+            }
         write_bytes(self._path, tensor_bytes(tensors, {"run": json.dumps(facts)}))
 
 

@@ -34,7 +34,9 @@ class Spectrum:
         """Û, d×r: the r leading right singular vectors."""
         r = self.rank if rank is None else rank
         if not 1 <= r <= self.right.shape[1]:
-            raise OptionError(f"expected --rank between 1 and {self.right.shape[1]}, got {r}; ΔW1 has no more directions")
+            raise OptionError(
+                f"expected --rank between 1 and {self.right.shape[1]}, got {r}; ΔW1 has no more directions"
+            )
         return self.right[:, :r].contiguous()
 
 
@@ -48,7 +50,9 @@ def spectrum(victim: Victim) -> Spectrum:
             "there is no ΔW1 to find a subspace from: use --space full or --basis FILE"
         )
     if not delta.any():
-        raise VictimError("expected training to have moved the first layer, got ΔW1 = 0; use --space full or --basis FILE")
+        raise VictimError(
+            "expected training to have moved the first layer, got ΔW1 = 0; use --space full or --basis FILE"
+        )
     _, s, Vh = torch.linalg.svd(delta, full_matrices=False)
     floor = _rounding(victim.theta_f[first.weight])
     rank, gap, found = gap_rule(s, delta.shape, floor)
@@ -99,5 +103,8 @@ def check_basis(U: Tensor, d: int) -> Float[Tensor, "d r"]:
     Q, R = torch.linalg.qr(U)
     diagonal = R.diagonal().abs()
     if not diagonal.min() > 1e-10 * diagonal.max():
-        raise OptionError(f"expected {U.shape[1]} independent columns in the basis U, got fewer; remove the dependent ones")
-    return Q
+        raise OptionError(
+            f"expected {U.shape[1]} independent columns in the basis U, got fewer; remove the dependent ones"
+        )
+    orthonormal: Tensor = Q
+    return orthonormal

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -80,7 +79,7 @@ def train(
     tolerance: float = 1e-7,
     progress: Progress = quiet,
 ) -> Training:
-    """Gradient descent on the trained parameters, in the precision of θ0, until the mean squared error is ≤ tolerance."""
+    """Gradient descent on the trained parameters, in the precision of θ0, to a mean squared error of `tolerance`."""
     loss, optimiser = loss or SquaredError(), optimiser or FullBatchDescent()
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise OptionError(f"expected --tolerance of a positive number, got {tolerance}; the paper uses 1e-7")
@@ -102,7 +101,8 @@ def train(
                     break
                 if not mse <= 1e3 * max(first, 1.0):
                     raise TrainingDiverged(
-                        f"expected the loss to fall, got a mean squared error of {mse:.3g} after {k} steps at --learning-rate {step:.3g}; "
+                        f"expected the loss to fall, got a mean squared error of {mse:.3g} after {k} steps at "
+                        f"--learning-rate {step:.3g}; "
                         f"the stability limit is {2 / lambda_max:.3g}: use --learning-rate auto or a smaller step"
                     )
                 report(k, f"mse {mse:.1e} → {tolerance:.0e}")
@@ -112,8 +112,10 @@ def train(
                     theta[name] -= step * slope
         else:
             raise TrainingDidNotConverge(
-                f"expected a mean squared error of {tolerance:g}, got {mse:.3g} after {optimiser.max_steps} steps at --learning-rate {step:.3g} "
-                f"(stability limit {2 / lambda_max:.3g}); allow more --max-steps, a larger step, a larger --tolerance, or a wider network"
+                f"expected a mean squared error of {tolerance:g}, got {mse:.3g} after {optimiser.max_steps} steps "
+                f"at --learning-rate {step:.3g} "
+                f"(stability limit {2 / lambda_max:.3g}); allow more --max-steps, a larger step, a larger "
+                "--tolerance, or a wider network"
             )
     victim = Victim(network, theta_0, {name: tensor.detach() for name, tensor in theta.items()})
     return Training(victim, mse, k, step, lambda_max, time.perf_counter() - started)
@@ -126,8 +128,7 @@ def tangent_kernel_norm(network: MLP, theta: Theta, X: Float[Tensor, "n d"], ite
     def f(theta_S: Theta) -> Tensor:
         return network({**theta, **theta_S}, X)
 
-    pull: Callable[[Tensor], tuple[dict[str, Tensor]]]
-    outputs, pull = torch.func.vjp(f, moving)
+    outputs, pull = torch.func.vjp(f, moving)[:2]
     v = torch.ones_like(outputs) / math.sqrt(outputs.numel())  # features of one sign: close to the top eigenvector
     v = v + 0.1 * torch.randn(v.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(v)
     estimate = 0.0
@@ -138,7 +139,10 @@ def tangent_kernel_norm(network: MLP, theta: Theta, X: Float[Tensor, "n d"], ite
         if abs(estimate - previous) <= 1e-3 * estimate:
             break
     if not (math.isfinite(estimate) and estimate > 0):
-        raise TrainingDiverged(f"expected a network that depends on its weights, got a tangent kernel of norm {estimate}; use a wider network or another --seed")
+        raise TrainingDiverged(
+            f"expected a network that depends on its weights, got a tangent kernel of norm {estimate}; use a wider "
+            "network or another --seed"
+        )
     return estimate
 
 
@@ -154,7 +158,8 @@ def minimum_norm(network: MLP, theta_0: Theta, X: Float[Tensor, "n d"], Y: Float
     mse = float((network(theta_f, X.to(dtype)) - Y).square().mean())
     if not mse <= 1e-6 * max(1.0, float(Y.square().mean())):
         raise TrainingDidNotConverge(
-            f"expected random features to interpolate {len(X)} points, got a mean squared error of {mse:.3g} at width {Phi.shape[1]}; use a larger --width"
+            f"expected random features to interpolate {len(X)} points, got a mean squared error of {mse:.3g} at "
+            f"width {Phi.shape[1]}; use a larger --width"
         )
     lambda_max = float(torch.linalg.matrix_norm(Phi, 2).square())
     return Training(Victim(network, theta_0, theta_f), mse, 0, 0.0, lambda_max, time.perf_counter() - started)

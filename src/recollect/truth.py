@@ -56,6 +56,7 @@ def write_training(folder: Path, data: Dataset, training: Training, facts: Mappi
 
 def read_truth(path: Path) -> Truth:
     """`inputs` from a `.safetensors` or `.npz` file; anything else in it is optional."""
+    tensors: dict[str, Tensor]
     metadata: dict[str, str] = {}
     if path.suffix == ".npz":
         arrays = load_npz(path)
@@ -69,10 +70,15 @@ def read_truth(path: Path) -> Truth:
         except FileError as error:
             raise DataError(str(error)) from None
     else:
-        raise DataError(f"expected a .safetensors or .npz file with `inputs`, got {path.name}; save the true inputs as one of those")
+        raise DataError(
+            f"expected a .safetensors or .npz file with `inputs`, got {path.name}; save the true inputs as one of those"
+        )
     inputs = tensors.get("inputs")
     if inputs is None or inputs.dim() != 2 or inputs.is_complex():
-        raise DataError(f"expected `inputs` n×d in {path}, got {'none' if inputs is None else list(inputs.shape)}; save the true inputs under that name")
+        raise DataError(
+            f"expected `inputs` n×d in {path}, got {'none' if inputs is None else list(inputs.shape)}; save the "
+            "true inputs under that name"
+        )
     inputs = inputs.double()
     norms = tensors.get("norms")
     if norms is None or norms.shape != inputs.shape[:1]:

@@ -41,14 +41,16 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 def _halve(photo: np.ndarray) -> np.ndarray:
     height, width = photo.shape[0] // 2, photo.shape[1] // 2
     blocks = photo[: 2 * height, : 2 * width].reshape(height, 2, width, 2, 3)
-    return np.round(blocks.mean(axis=(1, 3))).astype(np.uint8)
+    half: np.ndarray = np.round(blocks.mean(axis=(1, 3))).astype(np.uint8)
+    return half
 
 
 def _crops(photo: np.ndarray) -> np.ndarray:
     rows = range(0, photo.shape[0] - _SIDE + 1, _STRIDE)
     columns = range(0, photo.shape[1] - _SIDE + 1, _STRIDE)
     crops = np.stack([photo[i : i + _SIDE, j : j + _SIDE] for i in rows for j in columns])
-    return crops[crops.std(axis=(1, 2, 3)) >= _MINIMUM_CONTRAST]
+    chosen: np.ndarray = crops[crops.std(axis=(1, 2, 3)) >= _MINIMUM_CONTRAST]
+    return chosen
 
 
 def _spread(likeness: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import tarfile
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +42,10 @@ def load_cifar10(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Training images N×32×32×3 and labels, in the order of the batches that are there."""
     found = _find(folder)
     if found is None:
-        raise DataError(f"expected data_batch_1 … data_batch_5 (with or without .bin) in {folder}, got none; give the unpacked CIFAR-10 folder")
+        raise DataError(
+            f"expected data_batch_1 … data_batch_5 (with or without .bin) in {folder}, got none; give the unpacked "
+            "CIFAR-10 folder"
+        )
     parts = [_read_binary(path) if path.suffix == ".bin" else _read_python(path) for path in found]
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
@@ -55,7 +58,8 @@ def download_cifar10(folder: Path) -> None:
     except (urllib.error.URLError, OSError) as error:
         reason = getattr(error, "reason", error)
         raise DataError(
-            f"expected CIFAR-10 in {folder} or a network to fetch it, got neither ({reason}); unpack {URL.rpartition('/')[2]} there, or use --dataset photos"
+            f"expected CIFAR-10 in {folder} or a network to fetch it, got neither ({reason}); unpack "
+            f"{URL.rpartition('/')[2]} there, or use --dataset photos"
         ) from None
     if hashlib.sha256(archive).hexdigest() != SHA256:
         raise DataError(f"expected the CIFAR-10 archive with SHA-256 {SHA256[:12]}…, got another file; fetch it again")
@@ -86,22 +90,34 @@ def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if path.stat().st_size > 2**28:
-        raise DataError(f"expected a batch of about 31 MB at {path}, got {path.stat().st_size >> 20} MB; check its origin")
+        raise DataError(
+            f"expected a batch of about 31 MB at {path}, got {path.stat().st_size >> 20} MB; check its origin"
+        )
     try:
         content = _Inert(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     except DataError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
-        raise DataError(f"expected a CIFAR-10 batch at {path}, got a damaged pickle ({type(error).__name__}); copy the file again") from None
+        raise DataError(
+            f"expected a CIFAR-10 batch at {path}, got a damaged pickle ({type(error).__name__}); copy the file again"
+        ) from None
     if not isinstance(content, dict):
         raise DataError(f"expected a dictionary in {path}, got {type(content).__name__}; copy the file again")
     content = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}
     data, labels = content.get("data"), content.get("labels")
-    if not isinstance(data, _Array) or not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
-        raise DataError(f"expected `data` and `labels` in {path}, got {', '.join(map(str, list(content)[:5]))}; copy the file again")
+    if (
+        not isinstance(data, _Array)
+        or not isinstance(labels, list)
+        or not all(isinstance(label, int) for label in labels)
+    ):
+        raise DataError(
+            f"expected `data` and `labels` in {path}, got {', '.join(map(str, list(content)[:5]))}; copy the file again"
+        )
     pixels = data.build(path)
     if pixels.shape != (len(labels), _RECORD - 1):
-        raise DataError(f"expected {len(labels)}×{_RECORD - 1} bytes in {path}, got {list(pixels.shape)}; copy the file again")
+        raise DataError(
+            f"expected {len(labels)}×{_RECORD - 1} bytes in {path}, got {list(pixels.shape)}; copy the file again"
+        )
     return _images(pixels, path), _labels(np.array(labels), path)
 
 
@@ -132,7 +148,9 @@ class _Array:
             if not plain or rows * columns != len(raw):
                 raise ValueError
         except (TypeError, ValueError):
-            raise DataError(f"expected a plain array of bytes in {path}, got something else; copy the file again") from None
+            raise DataError(
+                f"expected a plain array of bytes in {path}, got something else; copy the file again"
+            ) from None
         return np.frombuffer(raw, dtype=np.uint8).reshape(rows, columns, order="F" if fortran else "C")
 
 
@@ -154,7 +172,7 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
 class _Inert(pickle.Unpickler):
     """An unpickler from which no code can be reached."""
 
-    _NAMES = {
+    _NAMES: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy.core.multiarray", "_reconstruct"): _Array,
         ("numpy._core.multiarray", "_reconstruct"): _Array,
         ("numpy", "ndarray"): _Array,
@@ -164,8 +182,13 @@ class _Inert(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._NAMES:
-            raise DataError(f"expected plain arrays in a CIFAR-10 batch, got a pickle that asks for {module}.{name}; it was not run: check the file's origin")
+            raise DataError(
+                f"expected plain arrays in a CIFAR-10 batch, got a pickle that asks for {module}.{name}; it was not "
+                "run: check the file's origin"
+            )
         return self._NAMES[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
-        raise DataError("expected plain arrays in a CIFAR-10 batch, got a persistent reference; check the file's origin")
+        raise DataError(
+            "expected plain arrays in a CIFAR-10 batch, got a persistent reference; check the file's origin"
+        )

@@ -30,17 +30,25 @@ class Dataset:
         return None if self.pixel_space is None else self.pixel_space.shape
 
 
-def from_images(name: str, images: np.ndarray, labels: np.ndarray, n: int, *, classes: int, keep_norms: bool = False) -> Dataset:
+def from_images(
+    name: str, images: np.ndarray, labels: np.ndarray, n: int, *, classes: int, keep_norms: bool = False
+) -> Dataset:
     """n images (N×H×W or N×H×W×3 bytes), equal counts of each class in file order; targets one-hot."""
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3):
-        raise DataError(f"expected images N×H×W or N×H×W×3 as bytes, got {list(images.shape)} {images.dtype}; convert them")
+        raise DataError(
+            f"expected images N×H×W or N×H×W×3 as bytes, got {list(images.shape)} {images.dtype}; convert them"
+        )
     chosen = equal_counts(labels, n, classes)
     pixels = torch.from_numpy(np.ascontiguousarray(images[chosen])).permute(0, 3, 1, 2).double() / 255
-    space = PixelSpace((pixels.shape[1], pixels.shape[2], pixels.shape[3]), float(pixels.mean()), float(pixels.std(correction=0)))
+    space = PixelSpace(
+        (pixels.shape[1], pixels.shape[2], pixels.shape[3]), float(pixels.mean()), float(pixels.std(correction=0))
+    )
     if space.std == 0:
-        raise DataError("expected images that differ from one another, got a single colour throughout; choose other images")
+        raise DataError(
+            "expected images that differ from one another, got a single colour throughout; choose other images"
+        )
     targets = torch.nn.functional.one_hot(torch.from_numpy(labels[chosen]).long(), classes).double()
     return from_arrays(name, space.standardise(pixels.flatten(1)), targets, keep_norms=keep_norms, pixel_space=space)
 
@@ -69,7 +77,8 @@ def span_of(X: Float[Tensor, "n d"]) -> Float[Tensor, "d r"]:
     """Orthonormal columns that span the rows of X."""
     _, s, Vh = torch.linalg.svd(X, full_matrices=False)
     rank = int((s > s[0] * max(X.shape) * torch.finfo(X.dtype).eps).sum())
-    return Vh[:rank].T.contiguous()
+    basis: Tensor = Vh[:rank].T.contiguous()
+    return basis
 
 
 def equal_counts(labels: np.ndarray, n: int, classes: int) -> np.ndarray:
@@ -82,6 +91,8 @@ def equal_counts(labels: np.ndarray, n: int, classes: int) -> np.ndarray:
         wanted = share + (label < extra)
         found = np.flatnonzero(labels == label)[:wanted]
         if len(found) < wanted:
-            raise OptionError(f"expected at least {wanted} points of class {label} for --n {n}, got {len(found)}; ask for fewer")
+            raise OptionError(
+                f"expected at least {wanted} points of class {label} for --n {n}, got {len(found)}; ask for fewer"
+            )
         chosen.append(found)
     return np.concatenate(chosen)

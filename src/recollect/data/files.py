@@ -22,17 +22,22 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > _LIMIT:
-            raise DataError(f"expected at most {_LIMIT >> 30} GiB in {path}, got a file that unpacks to {size >> 30} GiB; make it smaller")
+            raise DataError(
+                f"expected at most {_LIMIT >> 30} GiB in {path}, got a file that unpacks to {size >> 30} GiB; make "
+                "it smaller"
+            )
         with np.load(path, allow_pickle=False) as content:
             return {name: content[name] for name in content.files}
     except DataError:
         raise
     except Exception as error:  # numpy and zipfile raise many kinds on damaged files
-        raise DataError(f"expected a whole .npz of plain arrays at {path}, got: {' '.join(str(error).split())[:160]}; save it again") from None
+        raise DataError(
+            f"expected a whole .npz of plain arrays at {path}, got: {' '.join(str(error).split())[:160]}; save it again"
+        ) from None
 
 
 def load_image_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Images, labels and number of classes. Each subfolder is a class, in alphabetical order; without any, all are one."""
+    """Images, labels, number of classes. Each subfolder is a class, in alphabetical order; without any, all are one."""
     from PIL import Image
 
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -47,11 +52,21 @@ def load_image_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
                 with Image.open(path) as picture:
                     images.append(np.asarray(picture.convert("RGB")))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise DataError(f"expected an image at {path}, got: {' '.join(str(error).split())[:160]}; remove or replace it") from None
+        except (
+            OSError,
+            ValueError,
+            SyntaxError,
+            Image.DecompressionBombError,
+            Image.DecompressionBombWarning,
+        ) as error:
+            raise DataError(
+                f"expected an image at {path}, got: {' '.join(str(error).split())[:160]}; remove or replace it"
+            ) from None
         if images[-1].shape != images[0].shape:
             (h, w), (h0, w0) = images[-1].shape[:2], images[0].shape[:2]
-            raise DataError(f"expected images of one size, got {w}×{h} in {path.name} after {w0}×{h0}; resize them to one size")
+            raise DataError(
+                f"expected images of one size, got {w}×{h} in {path.name} after {w0}×{h0}; resize them to one size"
+            )
     labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     return np.stack(images), labels, len(groups)
 

@@ -40,7 +40,10 @@ def load_dataset(
     if path.suffix == ".npz":
         return _from_npz(path, n, keep_norms)
     if not path.is_dir():
-        raise OptionError(f"expected --dataset synthetic, photos, digits, cifar10, a folder or an .npz file, got {dataset!r}; check the name")
+        raise OptionError(
+            f"expected --dataset synthetic, photos, digits, cifar10, a folder or an .npz file, got {dataset!r}; "
+            "check the name"
+        )
     if is_cifar10(path):
         return from_images("cifar10", *load_cifar10(path), n, classes=10, keep_norms=keep_norms)
     images, labels, classes = load_image_folder(path)
@@ -51,19 +54,38 @@ def _from_npz(path: Path, n: int, keep_norms: bool) -> Dataset:
     arrays = load_npz(path)
     if {"images", "labels"} <= set(arrays):
         images, labels = arrays["images"], arrays["labels"]
-        if labels.ndim != 1 or len(labels) != len(images) or not np.issubdtype(labels.dtype, np.integer) or labels.min(initial=0) < 0:
-            raise DataError(f"expected one whole number a label in {path}, got {list(labels.shape)} {labels.dtype}; save `labels` as N integers from 0")
+        if (
+            labels.ndim != 1
+            or len(labels) != len(images)
+            or not np.issubdtype(labels.dtype, np.integer)
+            or labels.min(initial=0) < 0
+        ):
+            raise DataError(
+                f"expected one whole number a label in {path}, got {list(labels.shape)} {labels.dtype}; save "
+                "`labels` as N integers from 0"
+            )
         if labels.max(initial=0) >= 10_000:
-            raise DataError(f"expected fewer than 10000 classes in {path}, got label {labels.max()}; number the classes from 0")
+            raise DataError(
+                f"expected fewer than 10000 classes in {path}, got label {labels.max()}; number the classes from 0"
+            )
         return from_images(path.stem, images, labels, n, classes=int(labels.max(initial=0)) + 1, keep_norms=keep_norms)
     if {"inputs", "targets"} <= set(arrays):
         inputs, targets = arrays["inputs"], arrays["targets"]
         targets = targets[:, None] if targets.ndim == 1 else targets
-        numeric = all(np.issubdtype(array.dtype, np.number) and not np.issubdtype(array.dtype, np.complexfloating) for array in (inputs, targets))
+        numeric = all(
+            np.issubdtype(array.dtype, np.number) and not np.issubdtype(array.dtype, np.complexfloating)
+            for array in (inputs, targets)
+        )
         if inputs.ndim != 2 or targets.ndim != 2 or len(inputs) != len(targets) or not numeric:
-            raise DataError(f"expected inputs N×d and targets N×c in {path}, got {list(inputs.shape)} and {list(targets.shape)}; reshape them")
+            raise DataError(
+                f"expected inputs N×d and targets N×c in {path}, got {list(inputs.shape)} and "
+                f"{list(targets.shape)}; reshape them"
+            )
         if not 1 <= n <= len(inputs):
             raise OptionError(f"expected --n between 1 and the {len(inputs)} points in {path}, got {n}; ask for fewer")
         as_tensor = [torch.from_numpy(array[:n].astype(np.float64)) for array in (inputs, targets)]
         return from_arrays(path.stem, *as_tensor, keep_norms=keep_norms)
-    raise DataError(f"expected `images` and `labels`, or `inputs` and `targets`, in {path}, got {', '.join(list(arrays)[:6])}; rename the arrays")
+    raise DataError(
+        f"expected `images` and `labels`, or `inputs` and `targets`, in {path}, got {', '.join(list(arrays)[:6])}; "
+        "rename the arrays"
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 _INK = "#010203"
 """Drawn where `currentColor` should be; replaced after matplotlib is done."""
 _BLUE, _ORANGE = "#3b82f6", "#f97316"
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "recollect",
     "font.family": "sans-serif",
@@ -75,12 +76,14 @@ def error_plot(errors: Sequence[float], threshold: float, chance: float | None) 
     return _svg(draw)
 
 
-def _svg(draw: object) -> str:
+def _svg(draw: Callable[[Axes], None]) -> str:
     with rc_context(_STYLE):
         figure = Figure(figsize=(5.4, 3.2), layout="constrained")
-        draw(figure.add_subplot())  # type: ignore[operator]
+        draw(figure.add_subplot())
         stream = io.StringIO()
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1)
+    return re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
+    )

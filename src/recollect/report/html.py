@@ -49,17 +49,21 @@ def render(record: Record, truth: Truth | None) -> str:
             for pair in pairs
         ],
         "trace": loss_trace(record.trace.tolist()),
-        "spectrum": None if record.singular_values is None else spectrum_plot(record.singular_values.tolist(), int(record.facts.get("rank", 1))),
+        "spectrum": None
+        if record.singular_values is None
+        else spectrum_plot(record.singular_values.tolist(), int(record.facts.get("rank", 1))),
         "errors": None if score is None else error_plot(score.errors.tolist(), RECOVERED, score.chance.get("span")),
         "threshold": RECOVERED,
     }
     template = importlib.resources.files("recollect.report").joinpath("report.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return environment.from_string(template).render(sections)
 
 
 def image_pairs(record: Record, truth: Truth | None, score: Score | None) -> list[Pair]:
-    """Image by image, best first; without truth, the recovered ones in the order they were found. Empty for non-images."""
+    """Image by image, best first; without truth, the recovered ones as they were found. Empty for non-images."""
     if truth is None or score is None:
         shape = guess_shape(record.inputs.shape[1])
         images = [] if shape is None else list(stretch(record.inputs, shape))
@@ -75,7 +79,14 @@ def image_pairs(record: Record, truth: Truth | None, score: Score | None) -> lis
     else:
         true, recovered = space.pixels(truth.inputs[i], truth.norms[i]), space.pixels(record.inputs[j], truth.norms[i])
     return [
-        Pair(int(i[k]) + 1, float(matching.distances[order[k]]), true[k], recovered[k], ssim(true[k], recovered[k]), psnr(true[k], recovered[k]))
+        Pair(
+            int(i[k]) + 1,
+            float(matching.distances[order[k]]),
+            true[k],
+            recovered[k],
+            ssim(true[k], recovered[k]),
+            psnr(true[k], recovered[k]),
+        )
         for k in range(len(order))
     ]
 
@@ -84,7 +95,8 @@ def summary(record: Record, score: Score | None) -> str:
     """One sentence that claims no more than was seen."""
     if score is None:
         return (
-            f"{len(record.inputs)} candidates were found. Without the training data nobody can say from this page which of them are real: "
+            f"{len(record.inputs)} candidates were found. Without the training data nobody can say from this page "
+            "which of them are real: "
             "compare them with your data, or give it with --truth."
         )
     n = len(score.errors)

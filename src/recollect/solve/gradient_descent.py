@@ -1,6 +1,6 @@
 """Projected gradient descent with momentum: the paper's solver, to the letter.
 
-    V ← βV + ∇L(Z),   Z ← Π(Z − ηV),   β = 0.9, η = 20 (synthetic) or 2000 (CIFAR-10), 10⁴ iterations
+V ← βV + ∇L(Z),   Z ← Π(Z − ηV),   β = 0.9, η = 20 (synthetic) or 2000 (CIFAR-10), 10⁴ iterations
 """
 
 from __future__ import annotations

@@ -66,7 +66,9 @@ class Weights:
         self.outside = victim.outside if first is not None and first.weight in names else 0.0
         self.delta_squared = sum(float(tensor.square().sum()) for tensor in delta.values()) + self.outside
         if not self.delta_squared > 0:
-            raise VictimError(f"expected training to have moved {', '.join(names)}, got no change; choose other --parameters")
+            raise VictimError(
+                f"expected training to have moved {', '.join(names)}, got no change; choose other --parameters"
+            )
 
     def loss(self, residual_squared: Tensor) -> Tensor:
         """‖R‖²/‖Δθ‖², counting in R what a restriction of the first layer put out of reach."""

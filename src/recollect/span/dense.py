@@ -7,7 +7,7 @@ import torch
 from recollect.shapes import Float, Tensor, Theta
 from recollect.span.base import Fit, Weights
 from recollect.span.gram import solve_gram
-from recollect.span.products import chosen, envelope_gradient, residual, squared_norm, vjp, outputs_at
+from recollect.span.products import chosen, envelope_gradient, outputs_at, residual, squared_norm, vjp
 from recollect.victim import Victim
 
 

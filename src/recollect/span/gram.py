@@ -7,7 +7,9 @@ import torch
 from recollect.shapes import Float, Tensor
 
 
-def solve_gram(K: Float[Tensor, "k k"], B: Float[Tensor, "k c"], jitter: Float[Tensor, ""] | None = None) -> Float[Tensor, "k c"]:
+def solve_gram(
+    K: Float[Tensor, "k k"], B: Float[Tensor, "k c"], jitter: Float[Tensor, ""] | None = None
+) -> Float[Tensor, "k c"]:
     """α with (K + jitter·diag K) α = B, by Cholesky in float64; NaN throughout where K is not positive definite.
 
     Failure is a value and not an exception so that nothing waits for the device: the loop undoes such a step and

@@ -48,7 +48,10 @@ class ImplicitSpan:
         mean = sum(self.iterations) / len(self.iterations)
         notes = [f"conjugate gradients: {mean:.1f} iterations a solve on average over {len(self.iterations)} solves"]
         if self._unconverged:
-            notes.append(f"conjugate gradients stopped above a relative residual of {self._tolerance:g} in {self._unconverged} solves")
+            notes.append(
+                f"conjugate gradients stopped above a relative residual of {self._tolerance:g} in "
+                f"{self._unconverged} solves"
+            )
         return tuple(notes)
 
     def fit(self, X: Float[Tensor, "n d"], *, gradient: bool = True, jitter: Float[Tensor, ""] | None = None) -> Fit:
@@ -69,7 +72,7 @@ class ImplicitSpan:
 
 
 def conjugate_gradients(A: Callable[[Tensor], Tensor], b: Tensor, tolerance: float) -> tuple[Tensor, int, bool]:
-    """x with ‖Ax − b‖ ≤ tolerance·‖b‖ for symmetric positive semidefinite A; the iterations taken; whether it got there."""
+    """x with ‖Ax − b‖ ≤ tolerance·‖b‖, A symmetric and semidefinite; the iterations taken; whether it got there."""
     x = torch.zeros_like(b)
     r = b.clone()
     q = r

@@ -24,7 +24,9 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors by name and the file's metadata (empty for `.pt`). Nothing in the file is executed."""
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"expected a checkpoint at {path}, got {'a folder' if path.is_dir() else 'nothing there'}; check the path")
+        raise CheckpointError(
+            f"expected a checkpoint at {path}, got {'a folder' if path.is_dir() else 'nothing there'}; check the path"
+        )
     if path.suffix == ".safetensors":
         try:
             state, metadata = read_tensors(path)
@@ -39,12 +41,16 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     for name, tensor in state.items():
         if not tensor.is_floating_point():
             raise CheckpointError(
-                f"expected floating-point weights in {path}, got {name} as {str(tensor.dtype).removeprefix('torch.')}; "
+                f"expected floating-point weights in {path}, got {name} as "
+                f"{str(tensor.dtype).removeprefix('torch.')}; "
                 "dequantise the model first"
             )
         if not torch.isfinite(tensor).all():
             bad = int((~torch.isfinite(tensor)).sum())
-            raise CheckpointError(f"expected finite weights in {path}, got {bad} NaN or infinite in {name}; use a checkpoint from before it broke")
+            raise CheckpointError(
+                f"expected finite weights in {path}, got {bad} NaN or infinite in {name}; use a checkpoint from "
+                "before it broke"
+            )
     return state, metadata
 
 
@@ -56,7 +62,10 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         except (zipfile.BadZipFile, OSError) as error:
             raise CheckpointError(f"expected a whole .pt file at {path}, got: {error}; copy or save it again") from None
         if size > _LIMIT:
-            raise CheckpointError(f"expected at most {_LIMIT >> 30} GiB in {path}, got a file that unpacks to {size >> 30} GiB; check its origin")
+            raise CheckpointError(
+                f"expected at most {_LIMIT >> 30} GiB in {path}, got a file that unpacks to {size >> 30} GiB; check "
+                "its origin"
+            )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -65,9 +74,13 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
                 f"expected plain tensors in {path}, got pickled code that loading would run; it was not run: "
                 "save model.state_dict(), best as .safetensors"
             ) from None
-        raise CheckpointError(f"expected a whole .pt file at {path}, got one that ends early or is damaged; copy or save it again") from None
+        raise CheckpointError(
+            f"expected a whole .pt file at {path}, got one that ends early or is damaged; copy or save it again"
+        ) from None
     except Exception as error:  # torch.load raises many kinds on damaged files; none of them is this program's fault
-        raise CheckpointError(f"expected a whole .pt file at {path}, got: {type(error).__name__}; copy or save it again") from None
+        raise CheckpointError(
+            f"expected a whole .pt file at {path}, got: {type(error).__name__}; copy or save it again"
+        ) from None
     return _state_dict(content, path)
 
 

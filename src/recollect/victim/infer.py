@@ -39,7 +39,8 @@ class Architecture:
             return cls(activation=check_activation(str(content.get("activation", "relu"))).name, input_shape=shape)
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise CheckpointError(
-                f"expected the metadata entry {METADATA_KEY!r} to describe a network, got something else; remove it from the file"
+                f"expected the metadata entry {METADATA_KEY!r} to describe a network, got something else; remove it "
+                "from the file"
             ) from None
 
 
@@ -61,7 +62,9 @@ def infer_network(state: Theta, activation: str = "relu") -> MLP:
             "for another architecture build the module in Python: Victim(model, theta_0, theta_f)"
         )
     if len(weights) < 2:
-        raise CheckpointError(f"expected at least two weight matrices, got {next(iter(weights))} alone; a linear model hides nothing")
+        raise CheckpointError(
+            f"expected at least two weight matrices, got {next(iter(weights))} alone; a linear model hides nothing"
+        )
     order = _order(weights)
     widths = (weights[order[0]][1], *(weights[name][0] for name in order))
     return MLP(widths=widths, layers=tuple(layers[name] for name in order), activation=activation)
@@ -70,10 +73,17 @@ def infer_network(state: Theta, activation: str = "relu") -> MLP:
 def _random_features(state: Theta, activation: str) -> MLP:
     V, theta = state["V"], state["theta"]
     bias = state.get("b")
-    fits = V.dim() == 2 and theta.dim() == 2 and theta.shape[1] == V.shape[0] and (bias is None or bias.shape == V.shape[:1])
+    fits = (
+        V.dim() == 2
+        and theta.dim() == 2
+        and theta.shape[1] == V.shape[0]
+        and (bias is None or bias.shape == V.shape[:1])
+    )
     if not fits:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in state.items())
-        raise CheckpointError(f"expected random features V (p×d), b (p), theta (c×p), got {shapes}; save the tensors in those shapes")
+        raise CheckpointError(
+            f"expected random features V (p×d), b (p), theta (c×p), got {shapes}; save the tensors in those shapes"
+        )
     return random_features(V.shape[1], V.shape[0], theta.shape[0], bias=bias is not None, activation=activation)
 
 
@@ -85,7 +95,12 @@ def _bias_of(weight: str) -> str:
 
 def _order(weights: Mapping[str, tuple[int, ...]]) -> list[str]:
     """The layers from input to output: by number where the names are numbered, else by the only chain that fits."""
-    natural = sorted(weights, key=lambda name: [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)])
+    natural = sorted(
+        weights,
+        key=lambda name: [
+            (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)
+        ],
+    )
     if _chains(natural, weights):
         return natural
     # Unnumbered names: try the orders themselves, for small nets only (a hostile file could ask for 30! of them).
@@ -95,11 +110,13 @@ def _order(weights: Mapping[str, tuple[int, ...]]) -> list[str]:
         return chains[0]
     listed = ", ".join(f"{name} {list(weights[name])}" for name in natural[:6])
     problem = "no order of them fits" if not chains else "several orders of them fit"
-    raise CheckpointError(f"expected weight matrices that chain from input to output, got {listed}: {problem}; name the layers 0, 1, 2, …")
+    raise CheckpointError(
+        f"expected weight matrices that chain from input to output, got {listed}: {problem}; name the layers 0, 1, 2, …"
+    )
 
 
 def _chains(order: list[str], weights: Mapping[str, tuple[int, ...]]) -> bool:
-    return all(weights[a][0] == weights[b][1] for a, b in zip(order, order[1:], strict=False))
+    return all(weights[a][0] == weights[b][1] for a, b in itertools.pairwise(order))
 
 
 def _all_chains(chain: list[str], left: set[str], weights: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:

@@ -40,7 +40,9 @@ class ModuleNetwork:
                 )
             input_shape = (first.in_features,)
         self.input_shape = tuple(input_shape)
-        self.first = _names(first_name, first) if starts_linear and first.in_features == math.prod(self.input_shape) else None
+        self.first = (
+            _names(first_name, first) if starts_linear and first.in_features == math.prod(self.input_shape) else None
+        )
         self.last = _names(self._last_name, last)
         self.c = last.out_features
         self.trained = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)

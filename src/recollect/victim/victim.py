@@ -53,7 +53,8 @@ class Victim:
             _check_same(theta_0, theta_f)
             if all(torch.equal(theta_0[name], theta_f[name]) for name in theta_f):
                 raise CheckpointError(
-                    f"expected weights before and after training, got the same weights in {init} and {trained}; give the checkpoint from before training first"
+                    f"expected weights before and after training, got the same weights in {init} and {trained}; "
+                    "give the checkpoint from before training first"
                 )
         architecture = Architecture.from_metadata(metadata)
         network = infer_network(theta_f, activation or architecture.activation)
@@ -80,14 +81,19 @@ class Victim:
         for word in parameters.split(","):
             found = [name for name in self.network.trained if name == word or name.startswith(f"{word}.")]
             if not found:
-                raise OptionError(f"expected last, all, or names out of {', '.join(self.network.trained)}, got {word!r}; choose from those")
+                raise OptionError(
+                    f"expected last, all, or names out of {', '.join(self.network.trained)}, got {word!r}; choose "
+                    "from those"
+                )
             chosen += found
         return tuple(dict.fromkeys(chosen))
 
     def delta(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Δθ = θf − θ0 for these parameters, subtracted in float64: the weights nearly cancel."""
         if self.theta_0 is None:
-            raise VictimError("expected the weights before training, got none; this attack explains θf − θ0 and needs θ0")
+            raise VictimError(
+                "expected the weights before training, got none; this attack explains θf − θ0 and needs θ0"
+            )
         return {name: self.theta_f[name].double() - self.theta_0[name].double() for name in names}
 
     def delta_W1(self) -> Float[Tensor, "p d"] | None:
@@ -106,7 +112,11 @@ class Victim:
         theta_0 = None if self.theta_0 is None else network.restrict_theta(self.theta_0, U)
         restricted = Victim(network.restrict(U), theta_0, network.restrict_theta(self.theta_f, U))
         delta = None if self.theta_0 is None else self.delta_W1()
-        if delta is not None and network.first is not None and restricted.theta_f[network.first.weight].shape != delta.shape:
+        if (
+            delta is not None
+            and network.first is not None
+            and restricted.theta_f[network.first.weight].shape != delta.shape
+        ):
             U = U.to(delta)
             restricted.outside = self.outside + float((delta - (delta @ U) @ U.T).square().sum())
         return restricted
@@ -123,7 +133,10 @@ class Victim:
 def _check_names(network: Network, theta: Theta) -> None:
     missing = [name for name in (*network.last.names, *network.trained) if name not in theta]
     if missing:
-        raise CheckpointError(f"expected parameters {', '.join(missing[:4])} in the weights, got {', '.join(list(theta)[:4])}; give the model's own state dict")
+        raise CheckpointError(
+            f"expected parameters {', '.join(missing[:4])} in the weights, got {', '.join(list(theta)[:4])}; give "
+            "the model's own state dict"
+        )
 
 
 def _check_same(theta_0: Theta, theta_f: Theta) -> None:
@@ -137,4 +150,6 @@ def _check_same(theta_0: Theta, theta_f: Theta) -> None:
     ]
     if problems:
         shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
-        raise CheckpointError(f"expected two checkpoints of one network, got {shown}: give two checkpoints of the same training run")
+        raise CheckpointError(
+            f"expected two checkpoints of one network, got {shown}: give two checkpoints of the same training run"
+        )

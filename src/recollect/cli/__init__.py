@@ -1,0 +1,73 @@
+"""`recollect`: parse, call, print. Exit codes: 0 done, 1 the run failed, 2 bad usage or bad input, 130 interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from typing import TextIO
+
+import cyclopts
+import torch
+
+from recollect.cli import attack, make, score  # noqa: F401  (they register their commands)
+from recollect.cli.common import app
+from recollect.errors import RecollectError
+from recollect.reconstruct import RecollectWarning
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command. Every way it can end is a line for a person and an exit code; a traceback is a defect."""
+    if not callable(signal.getsignal(signal.SIGTERM)):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C: it keeps the best so far
+    warnings.showwarning = _show_warning
+    warnings.simplefilter("always", RecollectWarning)
+    try:
+        code = app(
+            sys.argv[1:] if arguments is None else arguments,
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
+        return code if isinstance(code, int) else 0
+    except cyclopts.CycloptsError as error:
+        return _fail(f"{' '.join(str(error).split())} See: recollect --help", 2)
+    except RecollectError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except torch.cuda.OutOfMemoryError:
+        return _fail(
+            "expected the run to fit on the GPU, got out of memory; use fewer points, a narrower search "
+            "(--parameters last), or --device cpu",
+            1,
+        )
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        return _fail(
+            "expected the run to fit in memory, got out of memory; use fewer points, a smaller --width, or "
+            "--parameters last",
+            1,
+        )
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    if issubclass(category, RecollectWarning):
+        sys.stderr.write(f"recollect: warning: {message}\n")
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"recollect: {message}\n")
+    return code

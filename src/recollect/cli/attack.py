@@ -1,0 +1,202 @@
+"""`recollect inspect` and `recollect reconstruct`: the two checkpoints, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from recollect.cli.common import DTYPES, Device, Json, Seed, app, check_seed, load_victim
+from recollect.console import Terminal
+from recollect.errors import OptionError
+from recollect.files import read_tensors
+from recollect.inspection import inspect as inspect_victim
+from recollect.options import Basis, FullSpace, Projection, Subspace
+from recollect.reconstruct import choose_device
+from recollect.reconstruct import reconstruct as run_attack
+from recollect.records import FileCheckpoint, finite, write_reconstruction
+from recollect.solve import GradientDescent, Status
+
+
+@app.command
+def inspect(*paths: Path, activation: str | None = None, json: Json = False) -> int:
+    """Look at two checkpoints: what moved, the spectrum of ΔW1 and its rank, equations against unknowns.
+
+    Example: recollect inspect run     or: recollect inspect init.safetensors trained.safetensors
+
+    Parameters
+    ----------
+    paths
+        RUN (a folder that `train` made), or INIT TRAINED (two checkpoints).
+    activation
+        The network's activation; by default what the checkpoint says, else relu.
+    """
+    terminal = Terminal(json=json)
+    looked = inspect_victim(load_victim(paths, activation))
+    values = None if looked.spectrum is None else looked.spectrum.singular_values.tolist()
+    rows: dict[str, object] = {
+        "victim": looked.description,
+        "rank": looked.rank if values else f"{looked.rank} (all of d: no subspace)",
+    }
+    rows |= {
+        f"moved: {name}": f"{share:.2%} of its norm" if math.isfinite(share) else "from zero"
+        for name, share in looked.moved.items()
+    }
+    for counting in looked.counting:
+        rows[f"--parameters {counting.parameters}"] = (
+            f"{counting.equations} equations: enough for at most {counting.most_points} points"
+        )
+    terminal.table(rows)
+    for sentence in looked.expectations:
+        terminal.say(f"· {sentence}")
+    terminal.answer(
+        {
+            "victim": looked.description,
+            "rank": looked.rank,
+            "gap": None if looked.spectrum is None else finite(looked.spectrum.gap),
+            "gap_found": None if looked.spectrum is None else looked.spectrum.found,
+            "singular_values": values,
+            "moved": {name: finite(share) for name, share in looked.moved.items()},
+            "counting": [asdict(counting) for counting in looked.counting],
+            "norms_identifiable": looked.norms_identifiable,
+            "expectations": list(looked.expectations),
+        }
+    )
+    return 0
+
+
+@app.command
+def reconstruct(
+    *paths: Path,
+    n: int,
+    out: Path,
+    solver: Literal["gd"] = "gd",
+    space: Literal["subspace", "full"] = "subspace",
+    basis: Path | None = None,
+    rank: int | Literal["auto"] = "auto",
+    parameters: str = "last",
+    gram: Literal["auto", "dense", "cg"] = "auto",
+    norm: float | Literal["sqrt-d", "free"] | None = None,
+    step: float | None = None,
+    momentum: float = 0.9,
+    iterations: int = 10_000,
+    restarts: int = 1,
+    dtype: Literal["float32", "float64"] = "float32",
+    activation: str | None = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    resume: bool = True,
+    json: Json = False,
+) -> int:
+    """Find the inputs whose gradients span the change of the weights. Opens the two checkpoints and nothing else.
+
+    Example: recollect reconstruct run --n 20 --out run/found
+    or: recollect reconstruct INIT TRAINED --n 20 --out found
+
+    Parameters
+    ----------
+    paths
+        RUN (a folder that `train` made), or INIT TRAINED (two checkpoints).
+    n
+        How many points to look for.
+    out
+        Folder for reconstruction.safetensors, reconstruct.json and a checkpoint to resume from.
+    solver
+        gd: projected gradient descent, the paper's.
+    space
+        subspace: Algorithm 2, within the span of ΔW1. full: Algorithm 1.
+    basis
+        A .safetensors file with U (d×r): search within its span instead.
+    rank
+        Dimension of the subspace; auto takes it from the gap in the spectrum.
+    parameters
+        last, all, or names of tensors or layers joined by commas.
+    gram
+        How to solve for the coefficients beyond the last layer: dense, cg, or auto (dense where it fits).
+    norm
+        Norm of the points: sqrt-d, a number, or free. Default: sqrt-d if the network hides norms, else free.
+    step
+        Step size; default 20 for inputs of up to 256 dimensions, else 2000.
+    momentum
+        Momentum of gradient descent.
+    iterations
+        Iterations of each start.
+    restarts
+        Random starts; the one with the smallest loss is kept.
+    dtype
+        Precision of the search.
+    activation
+        The network's activation; by default what the checkpoint says, else relu.
+    resume
+        Go on from the checkpoint in --out if it is of the same run.
+    """
+    terminal = Terminal(json=json)
+    check_seed(seed)
+    if basis is not None and (space == "full" or rank != "auto"):
+        raise OptionError(
+            "expected --basis alone, got --basis with --space full or --rank; the basis decides both: leave them out"
+        )
+    if space == "full" and rank != "auto":
+        raise OptionError("expected --rank with --space subspace, got it with --space full; leave one of them out")
+    where = choose_device(device)
+    victim = load_victim(paths, activation)
+    chosen: FullSpace | Subspace | Basis
+    if basis is not None:
+        chosen = Basis(U=_read_basis(basis))
+    else:
+        chosen = FullSpace() if space == "full" else Subspace(rank=None if rank == "auto" else rank)
+    attack = Projection(
+        space=chosen,
+        parameters=parameters,
+        norm=math.sqrt(victim.d) if norm == "sqrt-d" else norm,
+        solver=GradientDescent(step_size=step, momentum=momentum, iterations=iterations),
+        restarts=restarts,
+        gram=gram,
+        dtype=DTYPES[dtype],
+    )
+    checkpoint = FileCheckpoint(out, resume=resume)
+    found = run_attack(victim, n, attack, seed=seed, device=where, progress=terminal.progress, checkpoint=checkpoint)
+    options = {
+        "n": n,
+        "solver": solver,
+        "space": "basis" if basis else space,
+        "rank": rank,
+        "parameters": parameters,
+        "gram": gram,
+        "norm": norm,
+        "step": step,
+        "momentum": momentum,
+        "iterations": iterations,
+        "restarts": restarts,
+        "dtype": dtype,
+        "activation": activation,
+        "seed": seed,
+        "device": where.type,
+    }
+    facts = write_reconstruction(out, found, {"victim": victim.describe(), "options": options})
+    if checkpoint.resumed_at:
+        terminal.note(f"resumed at iteration {checkpoint.resumed_at}")
+    seconds = sum(stage.seconds for stage in found.stages)
+    terminal.say(
+        f"{n} points in {found.rank} coordinates: {found.loss:.3e} of the change left unexplained, "
+        f"{found.stages[-1].iterations} iterations, {seconds:.1f} s."
+    )
+    terminal.say(f"{found.status.value}.")
+    for sentence in found.notes:
+        terminal.say(f"· {sentence}")
+    terminal.say(f"Written to {out}. See: recollect report {out}")
+    terminal.answer({**facts, "out": str(out)})
+    return 130 if found.status is Status.INTERRUPTED else 0
+
+
+def _read_basis(path: Path) -> torch.Tensor:
+    tensors, _ = read_tensors(path)
+    if "U" not in tensors:
+        raise OptionError(
+            f"expected U (d×r) in {path}, got {', '.join(list(tensors)[:4]) or 'nothing'}; save the basis under "
+            "that name"
+        )
+    return tensors["U"]

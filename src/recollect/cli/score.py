@@ -1,0 +1,71 @@
+"""`recollect evaluate` and `recollect report`: here, and only here, the truth comes in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recollect.cli.common import Json, app, score_json
+from recollect.console import Terminal
+from recollect.files import write_bytes
+from recollect.metrics import evaluate as score_of
+from recollect.records import read_reconstruction
+from recollect.truth import read_truth
+
+
+@app.command
+def evaluate(folder: Path, *, truth: Path, json: Json = False) -> int:
+    """Score a reconstruction against the true inputs.
+
+    Example: recollect evaluate run/found --truth run/truth.safetensors
+
+    Parameters
+    ----------
+    folder
+        Folder that `reconstruct` wrote.
+    truth
+        A .safetensors or .npz file that holds `inputs`.
+    """
+    terminal = Terminal(json=json)
+    score = score_of(read_reconstruction(folder), read_truth(truth).inputs)
+    finite_errors, chance = score.errors[score.errors.isfinite()], score.chance
+    terminal.table(
+        {
+            "ρ": f"{score.rho:.4f}   (missed {score.missed}, spurious {score.spurious})",
+            "ρ up to sign": f"{score.rho_up_to_sign:.4f}",
+            "ρ to the closest": f"{score.rho_closest:.4f}",
+            "errors": f"median {float(finite_errors.median()):.4f}, worst {float(finite_errors.max()):.4f}",
+            "recovered": f"{score.recovered:.0%} of the points, with an error below 0.1",
+            "chance, sphere": f"{chance['sphere']:.3f}   (up to sign {chance['sphere_up_to_sign']:.3f})",
+            "chance, span of the data": f"{chance['span']:.3f}   (up to sign {chance['span_up_to_sign']:.3f})",
+            "other true points": f"{chance['other_points']:.3f}" if "other_points" in chance else "–",
+        }
+    )
+    terminal.answer(score_json(score))
+    return 0
+
+
+@app.command
+def report(folder: Path, *, truth: Path | None = None, json: Json = False) -> int:
+    """Write DIR/report.html: one self-contained page, with the truth beside the reconstruction where it is given.
+
+    Example: recollect report run/found --truth run/truth.safetensors
+
+    Parameters
+    ----------
+    folder
+        Folder that `reconstruct` wrote.
+    truth
+        A .safetensors or .npz file that holds `inputs`.
+    """
+    from recollect.report import render, summary
+
+    terminal = Terminal(json=json)
+    record = read_reconstruction(folder)
+    known = None if truth is None else read_truth(truth)
+    score = None if known is None else score_of(record, known.inputs)
+    path = folder / "report.html"
+    write_bytes(path, render(record, known).encode())
+    terminal.say(summary(record, score))
+    terminal.say(f"Written to {path}.")
+    terminal.answer({"report": str(path), **(score_json(score) if score else {})})
+    return 0

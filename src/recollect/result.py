@@ -1,0 +1,61 @@
+"""What a reconstruction gives back, and what it keeps to go on from after an interruption."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from recollect.shapes import Float, Tensor
+from recollect.solve import Outcome, Run, Status
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of a run, as the result tells it."""
+
+    name: str
+    loss: float
+    iterations: int
+    seconds: float
+    status: str
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What was read out of the weights. `status` says how it ended and what to try next."""
+
+    inputs: Float[Tensor, "n d"]
+    coefficients: Float[Tensor, "n c"]
+    predictions: Float[Tensor, "n c"]
+    """f(x̂_i; θf): at interpolation, the labels."""
+    loss: float
+    """‖P⊥_G Δθ‖²/‖Δθ‖²: 0 explains all of the change, 1 none of it."""
+    status: Status
+    trace: Float[Tensor, " k"]
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...]
+    rank: int
+    norms_identifiable: bool
+    equations: int
+    unknowns: int
+    step_size: float
+    singular_values: Float[Tensor, " k"] | None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """An interrupted run: the start it was in, and what the starts before it gave."""
+
+    restart: int
+    run: Run
+    seconds: float
+    stages: tuple[Stage, ...]
+    best: Outcome | None
+
+
+class Checkpoint(Protocol):
+    """Where an interrupted run is kept. The fingerprint ties it to one victim and one set of options."""
+
+    def load(self, fingerprint: str) -> Saved | None: ...
+
+    def save(self, fingerprint: str, saved: Saved) -> None: ...
