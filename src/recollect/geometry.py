@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -12,6 +12,7 @@ from recollect.errors import OptionError
 from recollect.shapes import Float, Tensor
 
 
+@runtime_checkable
 class Geometry(Protocol):
     @property
     def radius(self) -> float:

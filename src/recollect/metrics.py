@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class Score:
     """What guesses would score as ρ: see `chance_levels`."""
 
 
+@runtime_checkable
 class Found(Protocol):
     """What is scored: a reconstruction, fresh or read from a folder."""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Report(Protocol):
     def __call__(self, done: int, message: str) -> None:
         """`done` units of the task are done."""
 
 
+@runtime_checkable
 class Progress(Protocol):
     def __call__(self, task: str, total: int | None) -> AbstractContextManager[Report]:
         """Open a task of `total` units (None: not known)."""

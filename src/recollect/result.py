@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from recollect.shapes import Float, Tensor
 from recollect.solve import Outcome, Run, Status
@@ -53,6 +53,7 @@ class Saved:
     best: Outcome | None
 
 
+@runtime_checkable
 class Checkpoint(Protocol):
     """Where an interrupted run is kept. The fingerprint ties it to one victim and one set of options."""
 

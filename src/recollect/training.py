@@ -121,8 +121,8 @@ def train(
     return Training(victim, mse, k, step, lambda_max, time.perf_counter() - started)
 
 
-def tangent_kernel_norm(network: MLP, theta: Theta, X: Float[Tensor, "n d"], iterations: int = 100) -> float:
-    """λmax(GGᵀ) at θ by power iteration with VJP and JVP products; stops when it moves by less than 1e-3."""
+def tangent_kernel_norm(network: MLP, theta: Theta, X: Float[Tensor, "n d"], iterations: int = 300) -> float:
+    """λmax(GGᵀ) at θ by power iteration with VJP and JVP products; stops when it moves by less than 1e-5."""
     moving = {name: theta[name] for name in network.trained}
 
     def f(theta_S: Theta) -> Tensor:
@@ -136,7 +136,7 @@ def tangent_kernel_norm(network: MLP, theta: Theta, X: Float[Tensor, "n d"], ite
         v = v / torch.linalg.vector_norm(v)
         v = torch.func.jvp(f, (moving,), (pull(v)[0],))[1]
         previous, estimate = estimate, float(torch.linalg.vector_norm(v))
-        if abs(estimate - previous) <= 1e-3 * estimate:
+        if abs(estimate - previous) <= 1e-5 * estimate:
             break
     if not (math.isfinite(estimate) and estimate > 0):
         raise TrainingDiverged(

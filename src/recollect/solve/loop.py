@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -50,6 +50,7 @@ class Status(Enum):
     )
 
 
+@runtime_checkable
 class Solver(Protocol):
     @property
     def iterations(self) -> int:

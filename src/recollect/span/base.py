@@ -13,7 +13,7 @@ The gradient never goes through the solve. α minimises the residual, so by the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -31,6 +31,7 @@ class Fit:
     gradient: Float[Tensor, "n d"] | None
 
 
+@runtime_checkable
 class Span(Protocol):
     """The row space of G(X), for some of the victim's parameters."""
 

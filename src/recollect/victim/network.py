@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -31,6 +31,7 @@ class Layer:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
+@runtime_checkable
 class Network(Protocol):
     """A function f(x; θ) of inputs and parameters, with its first and last linear layers known by name."""
 

@@ -1,0 +1,39 @@
+"""Small victims that many tests share."""
+
+from __future__ import annotations
+
+import torch
+
+from recollect.data import Dataset, synthetic
+from recollect.training import minimum_norm
+from recollect.victim import MLP, Victim, initial_theta, mlp, random_features
+
+F64 = torch.float64
+CPU = torch.device("cpu")
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def perturbed(network: MLP, seed: int, size: float = 0.3) -> Victim:
+    """Random θ0, and θf a random step away: any Δθ will do where only the algebra is tested."""
+    theta_0 = initial_theta(network, init="fan-in", generator=generator(seed), dtype=F64)
+    noise = initial_theta(network, init="torch", generator=generator(seed + 1), dtype=F64)
+    moved = {name: value + size * noise[name] if name in network.trained else value for name, value in theta_0.items()}
+    if network.frozen:
+        last = network.last.weight
+        moved[last] = torch.randn(theta_0[last].shape, generator=generator(seed + 2), dtype=F64)
+    return Victim(network, theta_0, moved)
+
+
+def interpolated(seed: int = 0, *, n: int = 6, d: int = 8, r: int = 4, p: int = 200, **options: object) -> tuple[Victim, Dataset]:
+    """Random features that interpolate synthetic data exactly: the loss at the true data is zero."""
+    data = synthetic(n=n, dim=d, rank=r, noise=0.5, seed=seed)
+    network = random_features(d, p, 1, **options)  # type: ignore[arg-type]
+    theta_0 = initial_theta(network, init="fan-in", generator=generator(seed + 7), dtype=F64)
+    return minimum_norm(network, theta_0, data.inputs, data.targets).victim, data
+
+
+def small_mlp(seed: int = 0, **options: object) -> Victim:
+    return perturbed(mlp(**{"d": 5, "width": 30, "c": 2, **options}), seed)  # type: ignore[arg-type]

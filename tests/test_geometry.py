@@ -1,0 +1,45 @@
+"""Invariants of every geometry."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cases import F64, generator
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.errors import OptionError
+from recollect.geometry import FreeRadius, Geometry, Sphere, random_start
+
+
+@given(n=st.integers(1, 5), r=st.integers(1, 6), radius=st.floats(0.1, 100), free=st.booleans(), seed=st.integers(0, 99))
+def test_projection_and_tangent(n: int, r: int, radius: float, free: bool, seed: int) -> None:
+    geometry: Geometry = FreeRadius(radius) if free else Sphere(radius)
+    Z = torch.randn(n, r, generator=generator(seed), dtype=F64)
+    V = torch.randn(n, r, generator=generator(seed + 1), dtype=F64)
+    once = geometry.project(Z)
+    torch.testing.assert_close(geometry.project(once), once)
+    tangent = geometry.tangent(once, V)
+    torch.testing.assert_close(geometry.tangent(once, tangent), tangent)
+    if free:
+        assert geometry.free_dimensions(r) == r
+    else:
+        torch.testing.assert_close(once.norm(dim=1), torch.full((n,), radius, dtype=F64))
+        assert float((once * tangent).sum(1).abs().max()) < 1e-9 * radius**2
+        assert geometry.free_dimensions(r) == r - 1
+    start = random_start(geometry, n, r, generator(seed))
+    torch.testing.assert_close(start.norm(dim=1), torch.full((n,), radius, dtype=F64))
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf])
+def test_absurd_radii_are_refused(radius: float) -> None:
+    with pytest.raises(OptionError, match="positive"):
+        Sphere(radius)
+
+
+def test_starts_are_even_on_the_sphere() -> None:
+    Z = random_start(Sphere(1.0), 20_000, 3, generator(0))
+    assert float(Z.mean(0).abs().max()) < 0.02
+    torch.testing.assert_close(Z.T @ Z / len(Z), torch.eye(3, dtype=F64) / 3, atol=0.01, rtol=0)

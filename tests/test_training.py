@@ -1,0 +1,93 @@
+"""Training ends where it says, by the step it says, or with an error that says what to change."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cases import F64, generator, interpolated
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.data import synthetic
+from recollect.errors import OptionError, TrainingDidNotConverge, TrainingDiverged
+from recollect.training import FullBatchDescent, SquaredError, minimum_norm, tangent_kernel_norm, train
+from recollect.victim import MLP, initial_theta, mlp, random_features
+
+
+def setting(width: int = 60, depth: int = 2, c: int = 1, **options: bool) -> tuple[MLP, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    data = synthetic(n=8, dim=6, rank=6, seed=3)
+    network = mlp(6, width, c, depth=depth, **options)
+    theta_0 = initial_theta(network, init="fan-in", generator=generator(5), dtype=F64)
+    return network, theta_0, data.inputs, data.targets.expand(-1, c)
+
+
+@given(depth=st.integers(2, 4), c=st.integers(1, 3), bias=st.booleans())
+def test_lambda_max_is_the_largest_eigenvalue_of_the_tangent_kernel(depth: int, c: int, bias: bool) -> None:
+    network, theta, X, _ = setting(20, depth, c, bias=bias)
+    leaves = {name: value.clone().requires_grad_() for name, value in theta.items()}
+    rows = [
+        torch.cat([part.reshape(-1) for part in torch.autograd.grad(output, list(leaves.values()), retain_graph=True)])
+        for output in network(leaves, X).reshape(-1)
+    ]
+    G = torch.stack(rows)
+    assert tangent_kernel_norm(network, theta, X) == pytest.approx(float(torch.linalg.eigvalsh(G @ G.T)[-1]), rel=0.02)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_it_reaches_the_tolerance_and_both_losses_take_the_same_path(reduction: str) -> None:
+    network, theta_0, X, Y = setting()
+    done = train(network, theta_0, X, Y, loss=SquaredError(reduction=reduction), tolerance=1e-6)
+    assert float((network(done.victim.theta_f, X) - Y).square().mean()) <= 1e-6
+    assert done.learning_rate == pytest.approx(0.2 / done.lambda_max)
+    # `auto` divides the loss's scale out: the two losses differ in η by nc/2 and in nothing else.
+    other = train(network, theta_0, X, Y, loss=SquaredError(), tolerance=1e-6)
+    assert other.steps == done.steps
+    torch.testing.assert_close(other.victim.theta_f["layers.0.weight"], done.victim.theta_f["layers.0.weight"])
+
+
+def test_the_stability_limit_is_where_training_breaks() -> None:
+    network, theta_0, X, Y = setting(400)
+    limit = 2 / train(network, theta_0, X, Y, tolerance=1e-3).lambda_max
+    train(network, theta_0, X, Y, tolerance=1e-3, optimiser=FullBatchDescent(learning_rate=0.9 * limit))
+    with pytest.raises(TrainingDiverged, match="stability limit"):
+        train(network, theta_0, X, Y, tolerance=1e-3, optimiser=FullBatchDescent(learning_rate=30 * limit))
+
+
+def test_running_out_of_steps_is_a_named_error() -> None:
+    network, theta_0, X, Y = setting()
+    with pytest.raises(TrainingDidNotConverge, match="--max-steps"):
+        train(network, theta_0, X, Y, optimiser=FullBatchDescent(max_steps=20))
+
+
+def test_absurd_options_are_refused() -> None:
+    network, theta_0, X, Y = setting()
+    for make in (
+        lambda: SquaredError(reduction="max"),
+        lambda: FullBatchDescent(learning_rate=-1.0),
+        lambda: FullBatchDescent(learning_rate=math.nan),
+        lambda: FullBatchDescent(max_steps=0),
+        lambda: train(network, theta_0, X, Y, tolerance=0.0),
+    ):
+        with pytest.raises(OptionError, match="expected"):
+            make()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_closed_form_is_where_gradient_descent_ends(bias: bool) -> None:
+    victim, data = interpolated(bias=bias, activation="tanh")
+    network = victim.network
+    assert isinstance(network, MLP)
+    assert victim.theta_0 is not None
+    torch.testing.assert_close(network(victim.theta_f, data.inputs), data.targets)
+    descended = train(network, victim.theta_0, data.inputs, data.targets, tolerance=1e-16, optimiser=FullBatchDescent(learning_rate=1.0)).victim
+    torch.testing.assert_close(descended.theta_f["theta"], victim.theta_f["theta"], rtol=1e-4, atol=1e-5)
+
+
+def test_too_narrow_random_features_say_so() -> None:
+    data = synthetic(n=20, dim=5, rank=5)
+    network = random_features(5, 10, 1)
+    theta_0 = initial_theta(network, init="fan-in", generator=generator(0), dtype=F64)
+    with pytest.raises(TrainingDidNotConverge, match="--width"):
+        minimum_norm(network, theta_0, data.inputs, data.targets)
