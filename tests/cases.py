@@ -27,7 +27,9 @@ def perturbed(network: MLP, seed: int, size: float = 0.3) -> Victim:
     return Victim(network, theta_0, moved)
 
 
-def interpolated(seed: int = 0, *, n: int = 6, d: int = 8, r: int = 4, p: int = 200, **options: object) -> tuple[Victim, Dataset]:
+def interpolated(
+    seed: int = 0, *, n: int = 6, d: int = 8, r: int = 4, p: int = 200, **options: object
+) -> tuple[Victim, Dataset]:
     """Random features that interpolate synthetic data exactly: the loss at the true data is zero."""
     data = synthetic(n=n, dim=d, rank=r, noise=0.5, seed=seed)
     network = random_features(d, p, 1, **options)  # type: ignore[arg-type]

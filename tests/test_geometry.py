@@ -14,7 +14,9 @@ from recollect.errors import OptionError
 from recollect.geometry import FreeRadius, Geometry, Sphere, random_start
 
 
-@given(n=st.integers(1, 5), r=st.integers(1, 6), radius=st.floats(0.1, 100), free=st.booleans(), seed=st.integers(0, 99))
+@given(
+    n=st.integers(1, 5), r=st.integers(1, 6), radius=st.floats(0.1, 100), free=st.booleans(), seed=st.integers(0, 99)
+)
 def test_projection_and_tangent(n: int, r: int, radius: float, free: bool, seed: int) -> None:
     geometry: Geometry = FreeRadius(radius) if free else Sphere(radius)
     Z = torch.randn(n, r, generator=generator(seed), dtype=F64)

@@ -98,7 +98,9 @@ def test_ssim_and_psnr_agree_with_scikit_image(channels: int, side: int, seed: i
     rng = np.random.default_rng(seed)
     a = rng.integers(0, 256, (side, side, channels), dtype=np.uint8)
     b = np.clip(a + noise * rng.normal(size=a.shape), 0, 255).astype(np.uint8)
-    expected = structural_similarity(a, b, channel_axis=2, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255)
+    expected = structural_similarity(
+        a, b, channel_axis=2, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255
+    )
     assert ssim(a, b) == pytest.approx(float(expected), abs=1e-6)
     if (a != b).any():
         assert psnr(a, b) == pytest.approx(float(peak_signal_noise_ratio(a, b, data_range=255)))

@@ -16,7 +16,9 @@ from recollect.training import FullBatchDescent, SquaredError, minimum_norm, tan
 from recollect.victim import MLP, initial_theta, mlp, random_features
 
 
-def setting(width: int = 60, depth: int = 2, c: int = 1, **options: bool) -> tuple[MLP, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+def setting(
+    width: int = 60, depth: int = 2, c: int = 1, **options: bool
+) -> tuple[MLP, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     data = synthetic(n=8, dim=6, rank=6, seed=3)
     network = mlp(6, width, c, depth=depth, **options)
     theta_0 = initial_theta(network, init="fan-in", generator=generator(5), dtype=F64)
@@ -81,7 +83,14 @@ def test_the_closed_form_is_where_gradient_descent_ends(bias: bool) -> None:
     assert isinstance(network, MLP)
     assert victim.theta_0 is not None
     torch.testing.assert_close(network(victim.theta_f, data.inputs), data.targets)
-    descended = train(network, victim.theta_0, data.inputs, data.targets, tolerance=1e-16, optimiser=FullBatchDescent(learning_rate=1.0)).victim
+    descended = train(
+        network,
+        victim.theta_0,
+        data.inputs,
+        data.targets,
+        tolerance=1e-16,
+        optimiser=FullBatchDescent(learning_rate=1.0),
+    ).victim
     torch.testing.assert_close(descended.theta_f["theta"], victim.theta_f["theta"], rtol=1e-4, atol=1e-5)
 
 

@@ -43,8 +43,10 @@ def inspect(victim: Victim) -> Inspection:
     free = not victim.network.homogeneous
     unknowns = rank - (0 if free else 1) + victim.c
     counting = []
+    # Outside the span of ΔW_1 there is nothing to explain: those entries are no equations.
+    within = victim if found is None else victim.restrict(found.basis())
     for parameters in ("last", "all"):
-        equations = sum(victim.theta_f[name].numel() for name in victim.select(parameters))
+        equations = sum(within.theta_f[name].numel() for name in victim.select(parameters))
         counting.append(Counting(parameters, equations, min(equations // max(unknowns, 1), equations // victim.c)))
     return Inspection(
         description=victim.describe(),

@@ -37,7 +37,7 @@ class Record:
     inputs: Float[Tensor, "n d"]
     norms_identifiable: bool
     trace: Float[Tensor, " k"]
-    singular_values: Float[Tensor, " k"] | None
+    singular_values: Float[Tensor, " s"] | None
     facts: dict[str, Any] = field(repr=False)
 
 
@@ -71,6 +71,8 @@ def write_reconstruction(folder: Path, found: Reconstruction, facts: Mapping[str
 
 def read_reconstruction(folder: Path) -> Record:
     facts = read_json(folder / FACTS)
+    if not _well_formed(facts):
+        raise FileError(f"expected the facts of a reconstruction in {folder / FACTS}, got others; reconstruct again")
     tensors, _ = read_tensors(folder / TENSORS)
     inputs = tensors.get("inputs")
     if inputs is None or inputs.dim() != 2 or not torch.isfinite(inputs).all():
@@ -81,6 +83,25 @@ def read_reconstruction(folder: Path) -> Record:
         tensors.get("trace", torch.zeros(0)),
         tensors.get("singular_values"),
         facts,
+    )
+
+
+def _well_formed(facts: Mapping[str, Any]) -> bool:
+    """Whether everything that is shown later has the type it is shown as; the file may come from anywhere."""
+    stages, number = facts.get("stages"), (int, float)
+    return (
+        isinstance(facts.get("rank"), int)
+        and isinstance(facts.get("loss"), (*number, type(None)))
+        and all(isinstance(facts.get(name, {}), dict) for name in ("options", "versions"))
+        and isinstance(facts.get("notes", []), list)
+        and isinstance(stages, list)
+        and all(
+            isinstance(stage, dict)
+            and isinstance(stage.get("loss"), (*number, type(None)))
+            and isinstance(stage.get("seconds"), number)
+            and {"name", "iterations"} <= set(stage)
+            for stage in stages
+        )
     )
 
 

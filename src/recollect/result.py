@@ -39,7 +39,7 @@ class Reconstruction:
     equations: int
     unknowns: int
     step_size: float
-    singular_values: Float[Tensor, " k"] | None
+    singular_values: Float[Tensor, " s"] | None
 
 
 @dataclass(frozen=True)

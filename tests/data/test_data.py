@@ -101,7 +101,11 @@ def test_cifar10_from_python_2(tmp_path: Path) -> None:
     rows, labels = cifar(3)
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(I3\nI3072\ntcnumpy\ndtype\n"
-        b"(S'u1'\nI0\nI1\ntR(I3\nS'|'\nNNNI-1\nI-1\nI0\ntbI00\n" + b"T" + len(rows.tobytes()).to_bytes(4, "little") + rows.tobytes() + b"tb"
+        b"(S'u1'\nI0\nI1\ntR(I3\nS'|'\nNNNI-1\nI-1\nI0\ntbI00\n"
+        + b"T"
+        + len(rows.tobytes()).to_bytes(4, "little")
+        + rows.tobytes()
+        + b"tb"
     )
     content = b"(dS'data'\n" + array + b"sS'labels'\n(lI0\naI1\naI2\nas."
     (tmp_path / "data_batch_1").write_bytes(content)
@@ -117,7 +121,14 @@ def test_hostile_cifar10_batches_run_nothing(tmp_path: Path) -> None:
 
     rows, labels = cifar(10)
     objects = np.array([{"a": 1}], dtype=object)
-    for bad in (Payload(), {"data": Payload()}, {"data": objects, "labels": [0]}, {"data": rows, "labels": [99] * 10}, [1], {"data": rows[:5], "labels": labels.tolist()}):
+    for bad in (
+        Payload(),
+        {"data": Payload()},
+        {"data": objects, "labels": [0]},
+        {"data": rows, "labels": [99] * 10},
+        [1],
+        {"data": rows[:5], "labels": labels.tolist()},
+    ):
         (tmp_path / "data_batch_1").write_bytes(pickle.dumps(bad))
         with pytest.raises(DataError, match="expected"):
             load_cifar10(tmp_path)

@@ -42,7 +42,13 @@ class Bowl:
 
 def run(span: Span, solver: GradientDescent, Z: Tensor, **options: object) -> Outcome:
     keep = {"tolerance": 0.0, "report": lambda done, message: None, "save": lambda run, seconds: None, **options}
-    return minimise(solver, span, options.pop("geometry", FreeRadius(1.0)), start(solver, Z), **{k: v for k, v in keep.items() if k != "geometry"})  # type: ignore[arg-type]
+    return minimise(
+        solver,
+        span,
+        options.pop("geometry", FreeRadius(1.0)),
+        start(solver, Z),
+        **{k: v for k, v in keep.items() if k != "geometry"},
+    )  # type: ignore[arg-type]
 
 
 @given(step=st.floats(1e-3, 0.2), momentum=st.floats(0, 0.95), iterations=st.integers(1, 60), seed=st.integers(0, 99))
@@ -53,7 +59,15 @@ def test_it_is_the_papers_iteration(step: float, momentum: float, iterations: in
     sphere = Sphere(math.sqrt(5))
     Z = random_start(sphere, 3, 5, generator(seed))
     solver = GradientDescent(step_size=step, momentum=momentum, iterations=iterations)
-    outcome = minimise(solver, span, sphere, start(solver, Z), tolerance=0.0, report=lambda done, message: None, save=lambda run, seconds: None)
+    outcome = minimise(
+        solver,
+        span,
+        sphere,
+        start(solver, Z),
+        tolerance=0.0,
+        report=lambda done, message: None,
+        save=lambda run, seconds: None,
+    )
     losses, places, V = [], [], torch.zeros_like(Z)
     for _ in range(iterations):
         fit = span.fit(Z)
@@ -82,7 +96,12 @@ def test_the_best_point_is_kept_when_the_iteration_wanders_off() -> None:
 
 def test_it_stops_at_the_tolerance() -> None:
     bowl = Bowl(torch.zeros(1, 2, dtype=F64))
-    outcome = run(bowl, GradientDescent(step_size=0.2, momentum=0.0, iterations=10_000), torch.ones(1, 2, dtype=F64), tolerance=1e-12)
+    outcome = run(
+        bowl,
+        GradientDescent(step_size=0.2, momentum=0.0, iterations=10_000),
+        torch.ones(1, 2, dtype=F64),
+        tolerance=1e-12,
+    )
     assert outcome.status is Status.CONVERGED
     assert outcome.iterations < 200
     assert outcome.loss <= 1e-12
@@ -143,7 +162,10 @@ def test_a_run_survives_its_own_tensors() -> None:
     made = start(GradientDescent(step_size=1.0, iterations=5), torch.ones(2, 3))
     again = Run.of(made.tensors())
     assert set(again.state) == {"Z", "velocity"}
-    assert all(torch.equal(a, b) or torch.isnan(a).all() for a, b in zip(made.tensors().values(), again.tensors().values(), strict=True))
+    assert all(
+        torch.equal(a, b) or torch.isnan(a).all()
+        for a, b in zip(made.tensors().values(), again.tensors().values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(

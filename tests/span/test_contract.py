@@ -131,7 +131,9 @@ def test_permuting_the_points_permutes_the_answer(make: Make, parameters: str, s
 
 @pytest.mark.parametrize(("make", "parameters"), CASES)
 @given(shape=shapes, factor=st.floats(0.01, 100))
-def test_scaling_the_change_scales_alpha_and_leaves_the_loss(make: Make, parameters: str, shape: Shape, factor: float) -> None:
+def test_scaling_the_change_scales_alpha_and_leaves_the_loss(
+    make: Make, parameters: str, shape: Shape, factor: float
+) -> None:
     victim, X = shape.build()
     tolerance = precision(victim, parameters, X)
     assert victim.theta_0 is not None

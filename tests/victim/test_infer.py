@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -16,7 +17,7 @@ from recollect.victim.infer import METADATA_KEY, Architecture, infer_network
 
 def perceptron(widths: list[int], bias: bool) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+    for fan_in, fan_out in itertools.pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out, bias=bias), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
 
@@ -67,7 +68,14 @@ def test_metadata_round_trip_and_hostile_metadata() -> None:
     made = Architecture(activation="tanh", input_shape=(3, 8, 8))
     assert Architecture.from_metadata(made.to_metadata()) == made
     assert Architecture.from_metadata({}) == Architecture()
-    for content in ("[", "[1]", '{"input_shape": "x"}', '{"input_shape": [0]}', '{"input_shape": [1e99]}', "[" * 100_000):
+    for content in (
+        "[",
+        "[1]",
+        '{"input_shape": "x"}',
+        '{"input_shape": [0]}',
+        '{"input_shape": [1e99]}',
+        "[" * 100_000,
+    ):
         with pytest.raises(CheckpointError):
             Architecture.from_metadata({METADATA_KEY: content})
     with pytest.raises(OptionError):

@@ -41,7 +41,9 @@ def test_initial_weights_have_the_stated_distribution() -> None:
     assert float(theta["V"].std()) == pytest.approx(0.1, rel=0.01)
     assert float(theta["b"].std()) == pytest.approx(1, rel=0.05)
     assert not theta["theta"].any()
-    a, b = (initial_theta(network, init="fan-in", generator=generator(0), dtype=dtype) for dtype in (torch.float32, F64))
+    a, b = (
+        initial_theta(network, init="fan-in", generator=generator(0), dtype=dtype) for dtype in (torch.float32, F64)
+    )
     assert all(torch.equal(a[name], b[name].float()) for name in a)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,7 +68,9 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
                 "its origin"
             )
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on old formats; the errors below say all there is to say
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "weights_only" in str(error) or "Unsupported" in str(error) or "GLOBAL" in str(error):
             raise CheckpointError(

@@ -1,0 +1,279 @@
+"""The command line as people use it, in processes of its own where that matters."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recollect.cli import main
+
+TRAIN = ["--n", "6", "--dim", "8", "--rank", "4", "--width", "120", "--tolerance", "1e-4"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    assert main(["train", "--dataset", "synthetic", *TRAIN, "--out", str(folder)]) == 0
+    return folder
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main([*map(str, arguments), "--json"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def fails(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
+    """One clear line on stderr, nothing on stdout, the exit code."""
+    capsys.readouterr()
+    assert main([*map(str, arguments)]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if "warning" not in line]
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("recollect: ")
+    return lines[0]
+
+
+def test_the_whole_way(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {path.name for path in run.iterdir()} >= {
+        "init.safetensors",
+        "trained.safetensors",
+        "truth.safetensors",
+        "basis.safetensors",
+        "train.json",
+    }
+    assert call(capsys, "inspect", run)["rank"] == 4
+    two = call(capsys, "inspect", run / "init.safetensors", run / "trained.safetensors")
+    assert two["rank"] == 4
+    out = tmp_path / "found"
+    for extra in (
+        ["--space", "subspace"],
+        ["--space", "full"],
+        ["--basis", run / "basis.safetensors"],
+        ["--parameters", "all"],
+        ["--parameters", "all", "--gram", "cg"],
+        ["--norm", "free"],
+        ["--norm", "2.5"],
+        ["--rank", "3"],
+    ):
+        answer = call(capsys, "reconstruct", run, "--n", 6, "--iterations", 5, "--out", out, *extra)
+        assert answer["loss"] > 0
+        assert answer["status"] == "iterations"
+    scored = call(capsys, "evaluate", out, "--truth", run / "truth.safetensors")
+    assert {"rho", "rho_up_to_sign", "errors", "recovered", "chance", "missed", "spurious"} <= set(scored)
+    assert len(scored["errors"]) == 6
+    assert call(capsys, "report", out, "--truth", run / "truth.safetensors")["report"].endswith("report.html")
+    assert call(capsys, "report", out)
+    found = load_file(out / "reconstruction.safetensors")
+    assert found["inputs"].shape == (6, 8)
+    assert found["coefficients"].shape == found["predictions"].shape == (6, 1)
+
+
+def test_people_get_words(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "equations" in shown
+    assert "rank" in shown
+    assert main(["reconstruct", str(run), "--n", "6", "--iterations", "5", "--out", str(tmp_path / "f")]) == 0
+    assert main(["evaluate", str(tmp_path / "f"), "--truth", str(run / "truth.safetensors")]) == 0
+    shown = capsys.readouterr().out
+    assert "chance" in shown
+    assert "missed 0, spurious 0" in shown
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--victim", "rf"],
+        ["--victim", "rf", "--bias", "--activation", "tanh"],
+        ["--depth", "3", "--bias", "--activation", "gelu", "--init", "torch"],
+        ["--loss", "mse-sum", "--dtype", "float64"],
+        ["--learning-rate", "0.01"],
+    ],
+)
+def test_every_kind_of_victim(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = call(capsys, "train", "--dataset", "synthetic", *TRAIN, "--out", tmp_path, *options)
+    assert made["mse"] <= 1e-4
+    looked = call(capsys, "inspect", tmp_path)
+    assert looked["norms_identifiable"] == ("--bias" in options)
+    found = call(
+        capsys, "reconstruct", tmp_path, "--n", 6, "--space", "full", "--iterations", 3, "--out", tmp_path / "f"
+    )
+    assert found["norms_identifiable"] == ("--bias" in options)
+
+
+def test_the_attack_opens_the_two_checkpoints_and_nothing_else(run: Path, tmp_path: Path) -> None:
+    """Twice in fresh processes: beside the truth, and without it. The same bits, and no file of the truth is touched."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("init.safetensors", "trained.safetensors"):
+        (bare / name).write_bytes((run / name).read_bytes())
+    watch = (
+        "import sys; opened = []\n"
+        "sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == 'open' else None)\n"
+        "from recollect.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "names = [p for p in opened if p.endswith(('.safetensors', '.json', '.npz', '.pt'))]\n"
+        "print(*names, sep='\\n'); sys.exit(code)"
+    )
+    outputs = []
+    for folder in (run, bare):
+        arguments = [
+            "reconstruct",
+            str(folder),
+            "--n",
+            "6",
+            "--iterations",
+            "30",
+            "--out",
+            str(tmp_path / folder.name / "out"),
+        ]
+        done = subprocess.run([sys.executable, "-c", watch, *arguments], capture_output=True, text=True, check=True)
+        assert "truth" not in done.stdout
+        assert "basis" not in done.stdout
+        assert "train.json" not in done.stdout
+        outputs.append((tmp_path / folder.name / "out" / "reconstruction.safetensors").read_bytes())
+    assert outputs[0] == outputs[1]
+
+
+def test_bad_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    init, trained = run / "init.safetensors", run / "trained.safetensors"
+
+    def attack(*paths: Path) -> str:
+        line = fails(capsys, 2, "reconstruct", *paths, "--n", 3, "--out", out)
+        assert not out.exists()
+        return line
+
+    weights = load_file(trained)
+    save_file({**weights, "layers.0.weight": torch.ones(7, 8)}, tmp_path / "other.safetensors")
+    assert "layers.0.weight [120, 8] before and [7, 8] after" in attack(init, tmp_path / "other.safetensors")
+    save_file({**weights, "layers.0.weight": weights["layers.0.weight"] * torch.nan}, tmp_path / "nan.safetensors")
+    assert "NaN" in attack(init, tmp_path / "nan.safetensors")
+    whole = trained.read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-5])
+    attack(init, tmp_path / "cut.safetensors")
+    (tmp_path / "header.safetensors").write_bytes(struct.pack("<Q", 2**63) + whole[8:])
+    attack(init, tmp_path / "header.safetensors")
+    (tmp_path / "evil.pt").write_bytes(pickle.dumps(os.getcwd))
+    assert "not run" in attack(init, tmp_path / "evil.pt")
+    assert "same weights" in attack(init, init)
+    assert "nothing there" in attack(init, tmp_path / "none.safetensors")
+    assert "two checkpoints" in attack(init)
+    assert "two checkpoints" in attack(tmp_path / "no-folder")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["reconstruct", "RUN", "--n", "121", "--out", "OUT"], "120 equations"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--speed", "9"], "--speed"),
+        (["reconstruct", "RUN", "--n", "many", "--out", "OUT"], "--n"),
+        (["reconstruct", "RUN", "--n", "0", "--out", "OUT"], "--n"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--step", "nan"], "--step"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--iterations", "-4"], "--iterations"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--rank", "99"], "--rank"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--norm", "0"], "--norm"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--parameters", "first"], "layers.0.weight"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--basis", "RUN/truth.safetensors"], "U (d×r)"),
+        (
+            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--basis", "RUN/basis.safetensors", "--rank", "2"],
+            "--basis",
+        ),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--space", "full", "--rank", "2"], "--rank"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--seed", "-1"], "--seed"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--activation", "swish"], "relu"),
+        (["reconstruct", "RUN", "--n", "3"], "--out"),
+        (["train", "--dataset", "nowhere", "--n", "3", "--width", "9", "--out", "OUT"], "nowhere"),
+        (["train", "--dataset", "synthetic", "--n", "3", "--width", "-9", "--out", "OUT"], "width"),
+        (["train", "--dataset", "synthetic", "--n", "3", "--width", "9", "--depth", "1", "--out", "OUT"], "--depth"),
+        (
+            ["train", "--dataset", "synthetic", "--n", "3", "--width", "9", "--learning-rate", "-1", "--out", "OUT"],
+            "--learning-rate",
+        ),
+        (["train", "--dataset", "synthetic", "--n", "3", "--width", "9", "--activation", "x", "--out", "OUT"], "relu"),
+        (["evaluate", "OUT", "--truth", "RUN/truth.safetensors"], "reconstruct.json"),
+        (["report", "OUT"], "reconstruct.json"),
+        (["inspect"], "two checkpoints"),
+        (["dance"], "dance"),
+    ],
+)
+def test_bad_usage(
+    arguments: list[str], words: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    filled = [argument.replace("RUN", str(run)).replace("OUT", str(out)) for argument in arguments]
+    assert words in fails(capsys, 2, *filled)
+    assert not out.exists()
+
+
+def test_runs_that_fail_exit_with_1_and_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    base = ["train", "--dataset", "synthetic", *TRAIN, "--out", str(out)]
+    assert "--max-steps" in fails(capsys, 1, *base, "--max-steps", 10)
+    assert "stability limit" in fails(capsys, 1, *base, "--learning-rate", 50)
+    assert not out.exists()
+
+
+def test_too_few_equations_is_a_warning(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert (
+        main(["reconstruct", str(run), "--n", "60", "--space", "full", "--iterations", "2", "--out", str(tmp_path)])
+        == 0
+    )
+    assert "recollect: warning: 120 equations for 480 unknowns" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_the_best_and_running_again_resumes(run: Path, tmp_path: Path) -> None:
+    arguments = [
+        sys.executable,
+        "-m",
+        "recollect",
+        "reconstruct",
+        str(run),
+        "--n",
+        "6",
+        "--iterations",
+        "20000",
+        "--json",
+    ]
+    process = subprocess.Popen(
+        [*arguments, "--out", str(tmp_path / "cut")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    if process.returncode != 0:  # a very fast machine may have finished
+        assert process.returncode == 130, err
+        stopped = json.loads(out)
+        assert stopped["status"] == "interrupted"
+        assert 0 < stopped["stages"][0]["iterations"] < 20000
+    resumed = subprocess.run([*arguments, "--out", str(tmp_path / "cut")], capture_output=True, text=True, check=True)
+    assert "resumed at iteration" in resumed.stderr
+    subprocess.run([*arguments, "--out", str(tmp_path / "straight")], capture_output=True, check=True)
+    cut, straight = (load_file(tmp_path / name / "reconstruction.safetensors") for name in ("cut", "straight"))
+    assert all(torch.equal(cut[name], straight[name]) for name in ("inputs", "trace"))
+
+
+@pytest.mark.parametrize("command", ["demo", "train", "inspect", "reconstruct", "evaluate", "report"])
+def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"Example: recollect {command}" in shown
+    assert "--json" in shown

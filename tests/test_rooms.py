@@ -1,0 +1,40 @@
+"""The package as a whole: what it may import where, and that it runs where little is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import recollect
+
+
+def test_the_mathematics_runs_without_the_comforts() -> None:
+    """Torch, numpy, scipy, safetensors and jaxtyping alone: GPU machines are often that bare."""
+    program = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"cyclopts", "rich", "matplotlib", "PIL", "jinja2", "sklearn"}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+import torch
+import recollect as rc
+from recollect.data import load_dataset
+from recollect.training import train
+from recollect.victim import initial_theta, mlp
+from recollect.records import FileCheckpoint
+data = load_dataset("synthetic", 4, dim=6, rank=3)
+network = mlp(6, 80, 1)
+theta = initial_theta(network, init="fan-in", generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+victim = train(network, theta, data.inputs, data.targets, tolerance=1e-4).victim
+found = rc.reconstruct(victim, 4, rc.Projection(solver=rc.GradientDescent(iterations=5)))
+print(rc.evaluate(found, data.inputs).rho)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout) < 2
+
+
+def test_everything_public_is_there_and_documented() -> None:
+    for name in recollect.__all__:
+        assert getattr(recollect, name).__doc__, name
