@@ -31,7 +31,7 @@ from recollect.victim import initial_theta, mlp
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[Victim, Dataset]:
-    """Two layers, one class a point, wide enough that gradient descent finds the data: like the paper's CIFAR-10, small."""
+    """Two layers, one class a point, wide enough for gradient descent: the paper's CIFAR-10 setting, small."""
     inputs = torch.randn(5, 12, generator=generator(0), dtype=F64)
     data = from_arrays("points", inputs, torch.eye(5, dtype=F64))
     network = mlp(12, 600, 5)

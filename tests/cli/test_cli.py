@@ -119,7 +119,7 @@ def test_every_kind_of_victim(options: list[str], tmp_path: Path, capsys: pytest
 
 
 def test_the_attack_opens_the_two_checkpoints_and_nothing_else(run: Path, tmp_path: Path) -> None:
-    """Twice in fresh processes: beside the truth, and without it. The same bits, and no file of the truth is touched."""
+    """Twice in fresh processes: beside the truth, and without it. The same bits, and nothing of the truth is read."""
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("init.safetensors", "trained.safetensors"):
