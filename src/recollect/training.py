@@ -122,19 +122,21 @@ def train(
 
 
 def tangent_kernel_norm(network: MLP, theta: Theta, X: Float[Tensor, "n d"], iterations: int = 300) -> float:
-    """λmax(GGᵀ) at θ by power iteration with VJP and JVP products; stops when it moves by less than 1e-5."""
-    moving = {name: theta[name] for name in network.trained}
+    """λmax(GGᵀ) at θ by power iteration, v → Gᵀv → GGᵀv; stops when it moves by less than 1e-5.
 
-    def f(theta_S: Theta) -> Tensor:
-        return network({**theta, **theta_S}, X)
-
-    outputs, pull = torch.func.vjp(f, moving)[:2]
-    v = torch.ones_like(outputs) / math.sqrt(outputs.numel())  # features of one sign: close to the top eigenvector
-    v = v + 0.1 * torch.randn(v.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(v)
+    Gᵀw is linear in w, so GGᵀv is its pullback along Gᵀv: plain reverse mode serves both products.
+    """
+    leaves = {name: tensor.detach().requires_grad_(name in network.trained) for name, tensor in theta.items()}
+    moving = [leaves[name] for name in network.trained]
+    outputs = network(leaves, X)
+    w = torch.zeros_like(outputs, requires_grad=True)
+    transposed = torch.autograd.grad(outputs, moving, w, create_graph=True)
+    v = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(outputs)
     estimate = 0.0
     for _ in range(iterations):
-        v = v / torch.linalg.vector_norm(v)
-        v = torch.func.jvp(f, (moving,), (pull(v)[0],))[1]
+        v = v.detach() / torch.linalg.vector_norm(v)
+        down = torch.autograd.grad(outputs, moving, v, retain_graph=True)
+        (v,) = torch.autograd.grad(transposed, w, down, retain_graph=True)
         previous, estimate = estimate, float(torch.linalg.vector_norm(v))
         if abs(estimate - previous) <= 1e-5 * estimate:
             break

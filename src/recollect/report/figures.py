@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 _INK = "#010203"
 """Drawn where `currentColor` should be; replaced after matplotlib is done."""
@@ -71,6 +72,7 @@ def error_plot(errors: Sequence[float], threshold: float, chance: float | None) 
         if chance is not None:
             axes.axhline(chance, color=_ORANGE, linewidth=0.8)
             axes.text(1, chance, "chance, within the span", va="bottom", fontsize=8, color=_ORANGE)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(yscale="log", xlabel="points, sorted", ylabel="error ‖x − x̂‖ / √d")
 
     return _svg(draw)
