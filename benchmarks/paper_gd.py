@@ -35,6 +35,7 @@ from recollect import (
     reconstruct,
 )
 from recollect.data import Dataset, load_dataset
+from recollect.seeds import stream
 from recollect.span import LastLayerSpan
 from recollect.subspace import spectrum
 from recollect.training import train
@@ -46,7 +47,7 @@ MACHINE = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
 
 def trained(data: Dataset, width: int, depth: int, seed: int, dtype: torch.dtype) -> tuple[Victim, dict[str, Any]]:
     network = mlp(data.inputs.shape[1], width, data.targets.shape[1], depth=depth)
-    theta_0 = initial_theta(network, init="fan-in", generator=torch.Generator().manual_seed(seed + 2**32), dtype=dtype)
+    theta_0 = initial_theta(network, init="fan-in", generator=stream("weights", seed), dtype=dtype)
     theta_0 = {name: tensor.to(DEVICE) for name, tensor in theta_0.items()}
     done = train(network, theta_0, data.inputs.to(DEVICE), data.targets.to(DEVICE))
     found = spectrum(done.victim)

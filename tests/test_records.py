@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from cases import small_mlp
 
-from recollect import FullSpace, GradientDescent, Projection, reconstruct
+from recollect import FullSpace, GradientDescent, Projection, Reconstruction, Victim, reconstruct
 from recollect.errors import DataError, FileError
-from recollect.files import read_json, tensor_bytes, write_files
+from recollect.files import check_writable, read_json, tensor_bytes, write_files
 from recollect.records import CHECKPOINT, FACTS, TENSORS, FileCheckpoint, read_reconstruction, write_reconstruction
 from recollect.truth import read_truth
 
@@ -22,7 +23,7 @@ ATTACK = Projection(space=FullSpace(), solver=GradientDescent(iterations=20, ste
 
 def test_a_reconstruction_comes_back(tmp_path: Path) -> None:
     found = reconstruct(small_mlp(), 3, ATTACK)
-    facts = write_reconstruction(tmp_path / "new" / "folder", found, {"options": {"n": 3}})
+    facts = write_reconstruction(tmp_path / "new" / "folder", found, small_mlp(), {"n": 3})
     record = read_reconstruction(tmp_path / "new" / "folder")
     assert torch.equal(record.inputs, found.inputs)
     assert torch.equal(record.trace, found.trace)
@@ -49,6 +50,15 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
+def test_probing_a_folder_leaves_no_trace(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a" / "b")
+    check_writable(tmp_path)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="--out"):
+        check_writable(tmp_path / "file")
+
+
 def test_writing_where_one_may_not(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileError, match="choose another --out"):
@@ -57,28 +67,41 @@ def test_writing_where_one_may_not(tmp_path: Path) -> None:
 
 def test_checkpoints_of_other_runs_and_damaged_ones_are_ignored(tmp_path: Path) -> None:
     victim = small_mlp()
-    checkpoint = FileCheckpoint(tmp_path)
-    first = reconstruct(victim, 3, ATTACK, checkpoint=checkpoint)
-    again = FileCheckpoint(tmp_path)
-    assert torch.equal(reconstruct(victim, 3, ATTACK, checkpoint=again).inputs, first.inputs)
+
+    def attacked(**options: object) -> Reconstruction:
+        arguments = {"victim": victim, "n": 3, "attack": ATTACK, "checkpoint": FileCheckpoint(tmp_path), **options}
+        return reconstruct(**arguments)  # type: ignore[arg-type]
+
+    first = attacked()
+    assert first.resumed_at == 0
+    again = attacked()
     assert again.resumed_at == 20
-    other = FileCheckpoint(tmp_path)
-    reconstruct(victim, 3, ATTACK, seed=9, checkpoint=other)
-    assert other.resumed_at is None
+    assert torch.equal(again.inputs, first.inputs)
+    # Another seed, number of points, victim, activation, step or a shorter run: another computation.
     whole = (tmp_path / CHECKPOINT).read_bytes()
+    network = replace(victim.network, activation="tanh")  # type: ignore[type-var]
+    shorter = replace(ATTACK, solver=replace(ATTACK.solver, iterations=10))
+    for other in (
+        {"seed": 9},
+        {"n": 2},
+        {"victim": small_mlp(1)},
+        {"victim": Victim(network, victim.theta_0, victim.theta_f)},
+        {"attack": replace(ATTACK, solver=replace(ATTACK.solver, step_size=0.2))},
+        {"attack": shorter},
+    ):
+        (tmp_path / CHECKPOINT).write_bytes(whole)
+        assert attacked(**other).resumed_at == 0, other
     for damage in (b"", whole[: len(whole) // 2], b"\x00" * 100, tensor_bytes({"x": torch.ones(1)}, {"run": "{}"})):
         (tmp_path / CHECKPOINT).write_bytes(damage)
-        broken = FileCheckpoint(tmp_path)
-        assert torch.equal(reconstruct(victim, 3, ATTACK, checkpoint=broken).inputs, first.inputs)
-        assert broken.resumed_at is None
-    fresh = FileCheckpoint(tmp_path, resume=False)
-    reconstruct(victim, 3, ATTACK, checkpoint=fresh)
-    assert fresh.resumed_at is None
+        broken = attacked()
+        assert torch.equal(broken.inputs, first.inputs)
+        assert broken.resumed_at == 0
+    assert attacked(checkpoint=FileCheckpoint(tmp_path, resume=False)).resumed_at == 0
 
 
 def test_damaged_records_are_named_errors(tmp_path: Path) -> None:
     found = reconstruct(small_mlp(), 3, ATTACK)
-    write_reconstruction(tmp_path, found, {})
+    write_reconstruction(tmp_path, found, small_mlp(), {})
     good = read_json(tmp_path / FACTS)
     for bad in (
         "",

@@ -34,4 +34,6 @@ print(rc.evaluate(found, data.inputs).rho)
 
 def test_everything_public_is_there_and_documented() -> None:
     for name in recollect.__all__:
-        assert getattr(recollect, name).__doc__, name
+        words = getattr(recollect, name).__doc__
+        assert words, name
+        assert not words.startswith(f"{name}("), name  # what a dataclass says when nobody wrote anything

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from recollect.data import synthetic
 from recollect.errors import OptionError, TrainingDidNotConverge, TrainingDiverged
+from recollect.seeds import stream
 from recollect.training import FullBatchDescent, SquaredError, minimum_norm, tangent_kernel_norm, train
 from recollect.victim import MLP, initial_theta, mlp, random_features
 
@@ -38,6 +39,22 @@ def test_lambda_max_is_the_largest_eigenvalue_of_the_tangent_kernel(depth: int, 
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_curvature_is_the_hessian_of_the_loss(reduction: str) -> None:
+    loss = SquaredError(reduction=reduction)
+    Y = torch.randn(3, 2, generator=generator(0), dtype=F64)
+    H = torch.autograd.functional.hessian(lambda outputs: loss.value(outputs, Y), Y + 1).reshape(6, 6)
+    torch.testing.assert_close(H, loss.curvature(3, 2) * torch.eye(6, dtype=F64))
+
+
+def test_both_uses_of_a_seed_draw_different_numbers() -> None:
+    for seed in range(3):
+        weights, data, shifted = stream("weights", seed), stream("data", seed), stream("data", seed + 2**32)
+        drawn = [torch.randn(50, generator=g) for g in (weights, data, shifted)]
+        assert not any(torch.isin(drawn[a], drawn[b]).any() for a, b in ((0, 1), (0, 2), (1, 2)))
+        assert torch.equal(torch.randn(50, generator=stream("data", seed)), drawn[1])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_it_reaches_the_tolerance_and_both_losses_take_the_same_path(reduction: str) -> None:
     network, theta_0, X, Y = setting()
     done = train(network, theta_0, X, Y, loss=SquaredError(reduction=reduction), tolerance=1e-6)
@@ -59,8 +76,9 @@ def test_the_stability_limit_is_where_training_breaks() -> None:
 
 def test_running_out_of_steps_is_a_named_error() -> None:
     network, theta_0, X, Y = setting()
-    with pytest.raises(TrainingDidNotConverge, match="--max-steps"):
-        train(network, theta_0, X, Y, optimiser=FullBatchDescent(max_steps=20))
+    for steps in (15, 20):
+        with pytest.raises(TrainingDidNotConverge, match=f"after {steps} steps.*--max-steps"):
+            train(network, theta_0, X, Y, optimiser=FullBatchDescent(max_steps=steps))
 
 
 def test_absurd_options_are_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,9 @@ from recollect.metrics import Score, evaluate
 from recollect.options import Projection
 from recollect.progress import Progress
 from recollect.reconstruct import reconstruct
-from recollect.records import read_reconstruction, write_reconstruction
+from recollect.records import read_reconstruction, versions, write_reconstruction
 from recollect.report import image_pairs, render, sheet
+from recollect.seeds import stream
 from recollect.solve import GradientDescent
 from recollect.training import train
 from recollect.truth import read_truth, write_training
@@ -35,13 +35,21 @@ def tell(out: Path, *, seed: int, say: Callable[[str], None], progress: Progress
     say(f"1. Training a two-layer network of width {WIDTH} on {N} photographs (32×32×3) until it knows them by heart …")
     data = load_dataset("photos", N)
     network = mlp(data.inputs.shape[1], WIDTH, data.targets.shape[1])
-    theta_0 = initial_theta(network, init="fan-in", generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    theta_0 = initial_theta(network, init="fan-in", generator=stream("weights", seed), dtype=torch.float32)
     made = train(network, theta_0, data.inputs, data.targets, progress=progress)
     write_training(
         out,
         data,
         made,
-        {"dataset": "photos", "n": N, "width": WIDTH, "seed": seed, "mse": made.mse, "steps": made.steps},
+        {
+            "dataset": "photos",
+            "n": N,
+            "width": WIDTH,
+            "seed": seed,
+            "mse": made.mse,
+            "steps": made.steps,
+            "versions": versions(),
+        },
     )
     say(f"   done: mean squared error {made.mse:.0e} after {made.steps} steps, {made.seconds:.0f} s.")
 
@@ -55,11 +63,11 @@ def tell(out: Path, *, seed: int, say: Callable[[str], None], progress: Progress
         "n": N,
         "space": "subspace",
         "parameters": "last",
-        **asdict(ATTACK.solver),
+        "iterations": ATTACK.solver.iterations,
         "restarts": ATTACK.restarts,
         "seed": seed,
     }
-    write_reconstruction(out, found, {"victim": victim.describe(), "options": options})
+    write_reconstruction(out, found, victim, options)
     say(
         f"   done: {found.loss:.1e} of the change is left unexplained, "
         f"{sum(stage.seconds for stage in found.stages):.0f} s."
@@ -70,7 +78,7 @@ def tell(out: Path, *, seed: int, say: Callable[[str], None], progress: Progress
     pairs = image_pairs(record, truth, score)
     true, recovered = (np.stack([getattr(pair, side) for pair in pairs]) for side in ("true", "recovered"))
     picture = sheet(true, recovered, [f"error {pair.error:.3f}" for pair in pairs])
-    write_files({out / "report.html": render(record, truth).encode(), out / "pairs.png": picture})
+    write_files({out / "report.html": render(record, truth, score).encode(), out / "pairs.png": picture})
     say(
         f"4. Compared with the truth: {round(score.recovered * N)} of {N} photographs recovered (error below 0.1); "
         f"median error {float(score.errors.median()):.3f}, where guessing scores {score.chance['span']:.2f}."

@@ -52,6 +52,23 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
         raise
 
 
+def check_writable(folder: Path) -> None:
+    """Whether files can be written to the folder: asked before a long run, and without leaving a trace."""
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe."):
+            pass
+    except OSError as error:
+        raise FileError(
+            f"expected a folder to write to, got {folder}: {error.strerror}; choose another --out"
+        ) from None
+    finally:
+        for parent in made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+
+
 def _umask() -> int:
     umask = os.umask(0)
     os.umask(umask)

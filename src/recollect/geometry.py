@@ -38,8 +38,9 @@ class Sphere:
         _check_radius(self.radius)
 
     def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
-        norms: Tensor = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
-        return self.radius / norms * Z
+        # In float64: the square of a float32 number of any size is finite there.
+        norms: Tensor = torch.linalg.vector_norm(Z, dim=1, keepdim=True, dtype=torch.float64)
+        return (self.radius / norms).to(Z.dtype) * Z
 
     def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
         return V - (Z * V).sum(1, keepdim=True) / self.radius**2 * Z

@@ -47,7 +47,7 @@ def inspect(victim: Victim) -> Inspection:
     within = victim if found is None else victim.restrict(found.basis())
     for parameters in ("last", "all"):
         equations = sum(within.theta_f[name].numel() for name in victim.select(parameters))
-        counting.append(Counting(parameters, equations, min(equations // max(unknowns, 1), equations // victim.c)))
+        counting.append(Counting(parameters, equations, equations // unknowns))
     return Inspection(
         description=victim.describe(),
         moved=_moved(victim),

@@ -17,6 +17,7 @@ from scipy.ndimage import gaussian_filter
 
 from recollect.errors import DataError
 from recollect.match import Matching, match, signed_distances, unsigned_distances
+from recollect.seeds import stream
 from recollect.shapes import Float, Tensor
 
 RECOVERED = 0.1
@@ -25,6 +26,8 @@ RECOVERED = 0.1
 
 @dataclass(frozen=True)
 class Score:
+    """How close a reconstruction came, and what guessing would have scored."""
+
     rho: float
     """Mean error of the matched points, signed: the paper's ρ."""
     rho_up_to_sign: float
@@ -98,7 +101,7 @@ def chance_levels(X: Float[Tensor, "n d"], found: int, *, seed: int = 0, draws: 
     away. `other_points`: each true point answered with another true point, as by someone who knows such data well.
     """
     n, d = X.shape
-    generator = torch.Generator().manual_seed(seed)
+    generator = stream("chance", seed)
     _, s, Vh = torch.linalg.svd(X, full_matrices=False)
     V = Vh[s > 1e-9 * s[0]]
     radii = torch.linalg.vector_norm(X, dim=1)

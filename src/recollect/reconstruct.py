@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,6 +21,7 @@ from recollect.geometry import FreeRadius, Geometry, Sphere, random_start
 from recollect.options import Basis, FullSpace, Projection, Subspace
 from recollect.progress import Progress, quiet
 from recollect.result import Checkpoint, Reconstruction, Saved, Stage
+from recollect.seeds import stream
 from recollect.shapes import Tensor
 from recollect.solve import GradientDescent, Outcome, Run, Status, minimise, paper_step, start
 from recollect.span import DenseSpan, ImplicitSpan, LastLayerSpan, Span, dense_bytes
@@ -30,6 +31,20 @@ from recollect.victim import Victim
 
 class RecollectWarning(UserWarning):
     """Something the user should know before trusting a result."""
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Everything the search needs, made ready: Algorithm 2 is Algorithm 1 on the restricted victim."""
+
+    victim: Victim
+    restricted: Victim
+    U: Tensor | None
+    spectrum: Spectrum | None
+    span: Span
+    geometry: Geometry
+    solver: GradientDescent
+    unknowns: int
 
 
 def reconstruct(
@@ -49,10 +64,52 @@ def reconstruct(
     """
     attack = attack or Projection()
     device = choose_device(device)
+    problem = _prepare(victim, n, attack, device)
+    fingerprint = _fingerprint(problem, n, attack, seed, device) if checkpoint else ""
+    saved = checkpoint.load(fingerprint) if checkpoint else None
+    if saved is not None and int(saved.run.iteration) > problem.solver.iterations:
+        saved = None  # it went further than is asked for now
+    resumed_at = 0 if saved is None else int(saved.run.iteration)
+    first, stages, best = (0, (), None) if saved is None else (saved.restart, saved.stages, saved.best)
+    for restart in range(first, attack.restarts):
+        if saved is not None:
+            run, seconds, saved = _to(saved.run, device), saved.seconds, None
+        else:
+            Z = random_start(problem.geometry, n, problem.restricted.d, stream(f"start {restart}", seed))
+            run, seconds = start(problem.solver, Z.to(device, attack.dtype)), 0.0
+
+        def save(run: Run, seconds: float, so_far: Saved = Saved(restart, run, 0.0, stages, best)) -> None:
+            if checkpoint:
+                checkpoint.save(fingerprint, replace(so_far, run=run, seconds=seconds))
+
+        of_how_many = "" if attack.restarts == 1 else f", start {restart + 1} of {attack.restarts}"
+        with progress(f"reconstructing{of_how_many}", problem.solver.iterations) as report:
+            outcome = minimise(
+                problem.solver,
+                problem.span,
+                problem.geometry,
+                run,
+                tolerance=attack.tolerance,
+                report=report,
+                save=save,
+                seconds=seconds,
+            )
+        name = f"gradient descent, start {restart + 1}"
+        stages = (*stages, Stage(name, outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value))
+        best = outcome if best is None or outcome.loss < best.loss else best
+        if outcome.status is Status.INTERRUPTED:
+            best = replace(best, status=Status.INTERRUPTED)
+            break
+    if best is None:
+        raise OptionError(f"expected --restarts of at least {first + 1} to resume, got {attack.restarts}; ask for more")
+    return _result(problem, replace(best, Z=best.Z.to(device)), stages, resumed_at)
+
+
+def _prepare(victim: Victim, n: int, attack: Projection, device: torch.device) -> _Problem:
     if n < 1:
         raise OptionError(f"expected --n of at least 1, got {n}; ask for one point or more")
     names = victim.select(attack.parameters)
-    U, spectrum_ = _basis(victim, attack.space)
+    U, found = _basis(victim, attack.space)
     restricted = victim if U is None else victim.restrict(U)
     geometry = _geometry(victim, attack.norm)
     span = _span(restricted, names, n, attack, device)
@@ -61,88 +118,27 @@ def reconstruct(
         solver = replace(solver, step_size=paper_step(victim.d))
     unknowns = n * (geometry.free_dimensions(restricted.d) + victim.c)
     _check_counts(n, victim.c, span.equations, unknowns, attack.parameters)
-
-    fingerprint = _fingerprint(victim, n, attack, U, seed, device)
-    saved = checkpoint.load(fingerprint) if checkpoint else None
-    if saved is not None and int(saved.run.iteration) > solver.iterations:
-        saved = None  # it went further than is asked for now
-    stages, best = (saved.stages, saved.best) if saved else ((), None)
-    for restart in range(saved.restart if saved else 0, attack.restarts):
-        if saved is not None:
-            run, seconds = _to(saved.run, device), saved.seconds
-        else:
-            generator = torch.Generator().manual_seed(_start_seed(seed, restart))
-            run, seconds = (
-                start(solver, random_start(geometry, n, restricted.d, generator).to(device, attack.dtype)),
-                0.0,
-            )
-        saved = None
-
-        def save(
-            run: Run,
-            seconds: float,
-            restart: int = restart,
-            stages: tuple[Stage, ...] = stages,
-            best: Outcome | None = best,
-        ) -> None:
-            if checkpoint:
-                checkpoint.save(fingerprint, Saved(restart, run, seconds, stages, best))
-
-        label = (
-            "reconstructing" if attack.restarts == 1 else f"reconstructing, start {restart + 1} of {attack.restarts}"
-        )
-        with progress(label, solver.iterations) as report:
-            outcome = minimise(
-                solver, span, geometry, run, tolerance=attack.tolerance, report=report, save=save, seconds=seconds
-            )
-        stages = (
-            *stages,
-            Stage(
-                f"gradient descent, start {restart + 1}",
-                outcome.loss,
-                outcome.iterations,
-                outcome.seconds,
-                outcome.status.value,
-            ),
-        )
-        # A start that met nothing finite does not replace one that did.
-        best = outcome if best is None or not outcome.loss >= best.loss else best
-        if outcome.status is Status.INTERRUPTED:
-            best = replace(best, status=Status.INTERRUPTED)
-            break
-    if best is None:
-        raise RuntimeError("no start was run")
-    return _result(victim, restricted, U, spectrum_, span, geometry, solver, best, stages, unknowns)
+    return _Problem(victim, restricted, U, found, span, geometry, solver, unknowns)
 
 
-def _result(
-    victim: Victim,
-    restricted: Victim,
-    U: Tensor | None,
-    found: Spectrum | None,
-    span: Span,
-    geometry: Geometry,
-    solver: GradientDescent,
-    best: Outcome,
-    stages: tuple[Stage, ...],
-    unknowns: int,
-) -> Reconstruction:
+def _result(problem: _Problem, best: Outcome, stages: tuple[Stage, ...], resumed_at: int) -> Reconstruction:
+    victim, restricted, U, found = problem.victim, problem.restricted, problem.U, problem.spectrum
     jitter = torch.tensor(best.jitter, dtype=torch.float64, device=best.Z.device)
-    alpha = span.fit(best.Z, gradient=False, jitter=jitter).alpha.cpu().double()
+    alpha = problem.span.fit(best.Z, gradient=False, jitter=jitter).alpha.cpu().double()
     Z = best.Z.cpu().double()
-    theta_f = {name: tensor.cpu().double() for name, tensor in restricted.theta_f.items()}
-    notes = list(span.notes)
+    theta_f = {name: _double(tensor.cpu()) for name, tensor in restricted.theta_f.items()}
+    notes = list(problem.span.notes)
     if best.jitter:
         notes.append(f"the Gram matrix was singular at times: its diagonal was raised by a relative {best.jitter:g}")
     if victim.network.homogeneous:
         notes.append(
-            "the network is positively homogeneous: only the direction of each point can be found, its norm is set "
-            "to the given radius"
+            "the network is positively homogeneous: only the direction of each point can be found, its norm means "
+            "nothing"
         )
     if found is not None and not found.found:
         notes.append(
-            f"the spectrum of ΔW1 shows no gap; all {found.rank} directions above rounding were used: give --rank "
-            "if you know it"
+            f"the spectrum of ΔW1 shows no gap; all {found.rank} directions above rounding were used unless --rank "
+            "was given"
         )
     return Reconstruction(
         inputs=Z if U is None else Z @ U.T,
@@ -154,12 +150,18 @@ def _result(
         stages=stages,
         notes=tuple(notes),
         rank=restricted.d,
-        norms_identifiable=isinstance(geometry, FreeRadius),
-        equations=span.equations,
-        unknowns=unknowns,
-        step_size=solver.step_size or math.nan,
+        norms_identifiable=isinstance(problem.geometry, FreeRadius) and not victim.network.homogeneous,
+        equations=problem.span.equations,
+        unknowns=problem.unknowns,
+        step_size=problem.solver.step_size or math.nan,
+        span=problem.span.name,
+        resumed_at=resumed_at,
         singular_values=None if found is None else found.singular_values,
     )
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def choose_device(device: torch.device | str) -> torch.device:
@@ -227,20 +229,17 @@ def _check_counts(n: int, c: int, equations: int, unknowns: int, parameters: str
         )
 
 
-def _start_seed(seed: int, restart: int) -> int:
-    digest = hashlib.sha256(f"start {seed} {restart}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
-def _fingerprint(victim: Victim, n: int, attack: Projection, U: Tensor | None, seed: int, device: torch.device) -> str:
+def _fingerprint(problem: _Problem, n: int, attack: Projection, seed: int, device: torch.device) -> str:
     """A name for this very computation. A single start may be resumed with more iterations; several may not."""
+    victim, U = problem.victim, problem.U
     solver = attack.solver if attack.restarts > 1 else replace(attack.solver, iterations=1)
     options = replace(attack, space=FullSpace(), solver=solver)
-    content = hashlib.sha256(f"{options} {n} {seed} {device.type} {torch.__version__}".encode())
+    facts = f"{victim.network.identity} {options} {n} {seed} {device.type} {torch.__version__}"
+    content = hashlib.sha256(facts.encode())
     tensors = [*(victim.theta_0 or {}).items(), *victim.theta_f.items(), *([("U", U)] if U is not None else [])]
     for name, tensor in tensors:
         content.update(name.encode())
-        content.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return content.hexdigest()
 
 

@@ -24,6 +24,7 @@ from recollect.files import json_bytes, read_json, read_tensors, tensor_bytes, w
 from recollect.result import Reconstruction, Saved, Stage
 from recollect.shapes import Float, Tensor
 from recollect.solve import Outcome, Run, Status
+from recollect.victim import Victim
 
 TENSORS = "reconstruction.safetensors"
 FACTS = "reconstruct.json"
@@ -38,10 +39,14 @@ class Record:
     norms_identifiable: bool
     trace: Float[Tensor, " k"]
     singular_values: Float[Tensor, " s"] | None
+    image_shape: tuple[int, int, int] | None
+    """Channels, height, width, where the victim says so."""
     facts: dict[str, Any] = field(repr=False)
 
 
-def write_reconstruction(folder: Path, found: Reconstruction, facts: Mapping[str, Any]) -> dict[str, Any]:
+def write_reconstruction(
+    folder: Path, found: Reconstruction, victim: Victim, options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Write both files at once; returns what went into `reconstruct.json`."""
     tensors = {
         "inputs": found.inputs,
@@ -52,7 +57,9 @@ def write_reconstruction(folder: Path, found: Reconstruction, facts: Mapping[str
     if found.singular_values is not None:
         tensors["singular_values"] = found.singular_values
     content = {
-        **facts,
+        "victim": victim.describe(),
+        "input_shape": victim.input_shape,
+        "options": dict(options),
         "status": found.status.name.lower(),
         "message": found.status.value,
         "loss": finite(found.loss),
@@ -60,6 +67,8 @@ def write_reconstruction(folder: Path, found: Reconstruction, facts: Mapping[str
         "equations": found.equations,
         "unknowns": found.unknowns,
         "step_size": found.step_size,
+        "span": found.span,
+        "resumed_at": found.resumed_at,
         "norms_identifiable": found.norms_identifiable,
         "notes": list(found.notes),
         "stages": [{**asdict(stage), "loss": finite(stage.loss)} for stage in found.stages],
@@ -78,12 +87,21 @@ def read_reconstruction(folder: Path) -> Record:
     if inputs is None or inputs.dim() != 2 or not torch.isfinite(inputs).all():
         raise FileError(f"expected finite `inputs` n×d in {folder / TENSORS}, got none; reconstruct again")
     return Record(
-        inputs,
-        facts.get("norms_identifiable") is True,
-        tensors.get("trace", torch.zeros(0)),
-        tensors.get("singular_values"),
-        facts,
+        inputs=inputs,
+        norms_identifiable=facts.get("norms_identifiable") is True,
+        trace=tensors.get("trace", torch.zeros(0)),
+        singular_values=tensors.get("singular_values"),
+        image_shape=_image_shape(facts.get("input_shape"), inputs.shape[1]),
+        facts=facts,
     )
+
+
+def _image_shape(shape: Any, d: int) -> tuple[int, int, int] | None:
+    if not isinstance(shape, list) or len(shape) != 3 or not all(isinstance(size, int) for size in shape):
+        return None
+    channels, height, width = shape
+    fits = channels in (1, 3) and height > 0 and width > 0 and channels * height * width == d
+    return (channels, height, width) if fits else None
 
 
 def _well_formed(facts: Mapping[str, Any]) -> bool:
@@ -111,7 +129,6 @@ class FileCheckpoint:
     def __init__(self, folder: Path, *, resume: bool = True) -> None:
         self._path = folder / CHECKPOINT
         self._resume = resume
-        self.resumed_at: int | None = None
 
     def load(self, fingerprint: str) -> Saved | None:
         if not self._resume or not self._path.is_file():
@@ -129,7 +146,6 @@ class FileCheckpoint:
                     **{**facts["best"], "status": Status[facts["best"]["status"]]},
                 )
             run = Run.of(tensors)
-            self.resumed_at = int(run.iteration)
             return Saved(
                 facts["restart"], run, facts["seconds"], tuple(Stage(**stage) for stage in facts["stages"]), best
             )

@@ -39,6 +39,10 @@ class Reconstruction:
     equations: int
     unknowns: int
     step_size: float
+    span: str
+    """How α was solved for."""
+    resumed_at: int
+    """The iteration an earlier, interrupted run had reached; 0 for a fresh one."""
     singular_values: Float[Tensor, " s"] | None
 
 

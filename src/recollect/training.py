@@ -16,6 +16,7 @@ import torch
 
 from recollect.errors import OptionError, TrainingDidNotConverge, TrainingDiverged
 from recollect.progress import Progress, quiet
+from recollect.seeds import stream
 from recollect.shapes import Float, Tensor, Theta
 from recollect.victim import MLP, Victim
 
@@ -81,8 +82,7 @@ def train(
 ) -> Training:
     """Gradient descent on the trained parameters, in the precision of θ0, to a mean squared error of `tolerance`."""
     loss, optimiser = loss or SquaredError(), optimiser or FullBatchDescent()
-    if not (math.isfinite(tolerance) and tolerance > 0):
-        raise OptionError(f"expected --tolerance of a positive number, got {tolerance}; the paper uses 1e-7")
+    check_tolerance(tolerance)
     started = time.perf_counter()
     X, Y = X.to(next(iter(theta_0.values()))), Y.to(next(iter(theta_0.values())))
     n, c = Y.shape
@@ -94,7 +94,7 @@ def train(
     with progress("training", None) as report:
         for k in range(optimiser.max_steps + 1):
             outputs = network(theta, X)
-            if k % _CHECK == 0:
+            if k % _CHECK == 0 or k == optimiser.max_steps:
                 mse = float((outputs.detach() - Y).square().mean())
                 first = mse if k == 0 else first
                 if mse <= tolerance:
@@ -121,6 +121,11 @@ def train(
     return Training(victim, mse, k, step, lambda_max, time.perf_counter() - started)
 
 
+def check_tolerance(tolerance: float) -> None:
+    if not (math.isfinite(tolerance) and tolerance > 0):
+        raise OptionError(f"expected --tolerance of a positive number, got {tolerance}; the paper uses 1e-7")
+
+
 def tangent_kernel_norm(network: MLP, theta: Theta, X: Float[Tensor, "n d"], iterations: int = 300) -> float:
     """λmax(GGᵀ) at θ by power iteration, v → Gᵀv → GGᵀv; stops when it moves by less than 1e-5.
 
@@ -131,7 +136,7 @@ def tangent_kernel_norm(network: MLP, theta: Theta, X: Float[Tensor, "n d"], ite
     outputs = network(leaves, X)
     w = torch.zeros_like(outputs, requires_grad=True)
     transposed = torch.autograd.grad(outputs, moving, w, create_graph=True)
-    v = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(outputs)
+    v = torch.randn(outputs.shape, generator=stream("power iteration", 0), dtype=torch.float64).to(outputs)
     estimate = 0.0
     for _ in range(iterations):
         v = v.detach() / torch.linalg.vector_norm(v)

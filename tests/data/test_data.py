@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -164,6 +165,9 @@ def test_npz_files(tmp_path: Path) -> None:
     assert data.targets.shape == (6, 3)
     np.savez(tmp_path / "arrays.npz", inputs=rng.normal(size=(9, 4)), targets=rng.normal(size=9))
     assert load_dataset(str(tmp_path / "arrays.npz"), 5).inputs.shape == (5, 4)
+    np.savez(tmp_path / "big.npz", images=images, labels=(np.arange(12) % 3).astype(">i8"))
+    assert torch.equal(load_dataset(str(tmp_path / "big.npz"), 6).targets, data.targets)
+    np.savez(tmp_path / "scalar.npz", images=np.uint8(3), labels=np.arange(12) % 3)
     np.savez(tmp_path / "objects.npz", images=np.array([{}], dtype=object), labels=np.zeros(1, int))
     np.savez(tmp_path / "names.npz", x=images)
     np.savez(tmp_path / "labels.npz", images=images, labels=np.full(12, -1))
@@ -171,7 +175,7 @@ def test_npz_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "nan.npz", inputs=np.full((3, 4), np.nan), targets=np.zeros(3))
     np.savez(tmp_path / "zero.npz", inputs=np.zeros((3, 4)), targets=np.zeros(3))
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 no")
-    for name in ("objects", "names", "labels", "floats", "nan", "zero", "broken", "missing"):
+    for name in ("scalar", "objects", "names", "labels", "floats", "nan", "zero", "broken", "missing"):
         with pytest.raises((DataError, OptionError), match="expected"):
             load_dataset(str(tmp_path / f"{name}.npz"), 3)
     with pytest.raises(OptionError, match="--n"):
@@ -195,6 +199,9 @@ def test_folders_of_images(tmp_path: Path) -> None:
     data = load_dataset(str(tmp_path / "good"), 4)
     assert data.inputs.shape == (4, 9 * 7 * 3)
     assert data.targets.sum(0).tolist() == [2, 2]
+    shutil.copytree(tmp_path / "good" / "a", tmp_path / "flat")
+    (tmp_path / "flat" / "notes").mkdir()
+    assert load_dataset(str(tmp_path / "flat"), 2).targets.tolist() == [[1], [1]]
     Image.fromarray(np.zeros((5, 5, 3), np.uint8)).save(tmp_path / "good" / "b" / "3.png")
     with pytest.raises(DataError, match="one size"):
         load_dataset(str(tmp_path / "good"), 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,11 @@ def truth() -> Truth:
 
 
 def record(inputs: torch.Tensor) -> Record:
-    return Record(inputs, False, torch.logspace(0, -3, 50), torch.logspace(0, -9, 20), FACTS)
+    return Record(inputs, False, torch.logspace(0, -3, 50), torch.logspace(0, -9, 20), None, FACTS)
+
+
+def page_of(found: Record, truth: Truth | None) -> str:
+    return render(found, truth, None if truth is None else evaluate(found, truth.inputs))
 
 
 def test_pairs_are_matched_and_sorted(truth: Truth) -> None:
@@ -57,7 +62,7 @@ def test_pairs_are_matched_and_sorted(truth: Truth) -> None:
 
 
 def test_the_page_is_self_contained_and_escaped(truth: Truth) -> None:
-    page = render(record(truth.inputs), truth)
+    page = page_of(record(truth.inputs), truth)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "<b>bold" not in page
@@ -72,7 +77,7 @@ def test_the_page_is_self_contained_and_escaped(truth: Truth) -> None:
 
 
 def test_without_truth_nothing_is_claimed(truth: Truth) -> None:
-    page = render(record(truth.inputs), None)
+    page = page_of(record(truth.inputs), None)
     assert "nobody can say" in page
     assert "training image" not in page
     assert page.count("data:image/png") == 4
@@ -80,13 +85,21 @@ def test_without_truth_nothing_is_claimed(truth: Truth) -> None:
 
 def test_data_that_are_no_images(truth: Truth) -> None:
     X = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    page = render(record(X), Truth(X, X.norm(dim=1), None))
+    page = page_of(record(X), Truth(X, X.norm(dim=1), None))
     assert "data:image" not in page
     assert "5 of 5" in page
     assert page.count("<svg") == 3
-    few = render(record(X[:3]), Truth(X, X.norm(dim=1), None))
+    few = page_of(record(X[:3]), Truth(X, X.norm(dim=1), None))
     assert "3 of 5" in few
     assert "2 were not looked for" in few
+
+
+def test_images_that_are_not_square() -> None:
+    X = torch.randn(2, 3 * 5 * 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = replace(record(X), image_shape=(3, 5, 7))
+    assert [pair.recovered.shape for pair in image_pairs(found, None, None) if pair.recovered is not None] == [
+        (5, 7, 3)
+    ] * 2
 
 
 def test_summary_counts(truth: Truth) -> None:

@@ -28,6 +28,7 @@ class Bowl:
     fits: int = 0
     equations: int = 10
     capturable: bool = False
+    name: str = "bowl"
     notes: tuple[str, ...] = ()
     seen: list[Tensor] = field(default_factory=list)
 

@@ -25,7 +25,7 @@ def weights(seed: int = 0) -> dict[str, torch.Tensor]:
 
 def test_both_formats_give_the_same_victim(tmp_path: Path) -> None:
     save_file(weights(0), tmp_path / "a.safetensors")
-    torch.save({"epoch_free": 1} and weights(0), tmp_path / "a.pt")
+    torch.save(weights(0), tmp_path / "a.pt")
     torch.save({"state_dict": {f"module.{name}": value for name, value in weights(1).items()}}, tmp_path / "b.pt")
     from_safetensors = Victim.load(tmp_path / "a.safetensors", tmp_path / "b.pt")
     from_torch = Victim.load(tmp_path / "a.pt", tmp_path / "b.pt")
@@ -94,6 +94,11 @@ def test_other_bad_weights(tmp_path: Path) -> None:
     save_file({"a.weight": torch.ones(2, 2, dtype=torch.int8)}, tmp_path / "int.safetensors")
     with pytest.raises(CheckpointError, match="int8"):
         load_checkpoint(tmp_path / "int.safetensors")
+    save_file({"a.weight": torch.ones(2, 2).to(torch.float8_e4m3fn)}, tmp_path / "f8.safetensors")
+    torch.save({"a.weight": torch.eye(3).to_sparse()}, tmp_path / "sparse.pt")
+    for name in ("f8.safetensors", "sparse.pt"):
+        with pytest.raises(CheckpointError, match="dequantise"):
+            load_checkpoint(tmp_path / name)
     with pytest.raises(CheckpointError, match="nothing there"):
         load_checkpoint(tmp_path / "none.safetensors")
     with pytest.raises(CheckpointError, match="a folder"):

@@ -38,6 +38,21 @@ def test_it_computes_what_the_module_computes(widths: list[int], bias: bool, see
 def test_names_without_numbers_are_ordered_by_shape() -> None:
     state = {"output.weight": torch.ones(2, 4), "hidden.weight": torch.ones(4, 3), "input.weight": torch.ones(3, 7)}
     assert [layer.weight for layer in infer_network(state).layers] == ["input.weight", "hidden.weight", "output.weight"]
+    either = {"encoder.weight": torch.ones(50, 8), "decoder.weight": torch.ones(8, 50)}
+    with pytest.raises(CheckpointError, match="several orders"):
+        infer_network(either)
+    mixed = {
+        "head.weight": torch.ones(2, 6),
+        "fc2.weight": torch.ones(6, 6),
+        "fc10.weight": torch.ones(6, 6),
+        "fc1.weight": torch.ones(6, 9),
+    }
+    assert [layer.weight for layer in infer_network(mixed).layers] == [
+        "fc1.weight",
+        "fc2.weight",
+        "fc10.weight",
+        "head.weight",
+    ]
     ambiguous = {"c.weight": torch.ones(3, 7), "b.weight": torch.ones(3, 3), "a.weight": torch.ones(3, 3)}
     with pytest.raises(CheckpointError, match="several orders"):
         infer_network(ambiguous)

@@ -64,7 +64,7 @@ def test_a_module_is_a_network() -> None:
     torch.manual_seed(0)
     net = module().double()
     theta = net.state_dict()
-    wrapped = ModuleNetwork(net)
+    wrapped = ModuleNetwork(net, theta)
     X = torch.randn(4, 6, dtype=F64)
     torch.testing.assert_close(wrapped(theta, X), net(X))
     torch.testing.assert_close(wrapped.features(theta, X), net[:-1](X))
@@ -73,7 +73,8 @@ def test_a_module_is_a_network() -> None:
     assert wrapped.first is not None
     assert wrapped.first.names == ("0.weight", "0.bias")
     assert not wrapped.homogeneous
-    assert ModuleNetwork(nn.Sequential(nn.Linear(5, 7, bias=False), nn.ReLU(), nn.Linear(7, 1, bias=False))).homogeneous
+    bare = nn.Sequential(nn.Linear(5, 7, bias=False), nn.ReLU(), nn.Linear(7, 1, bias=False))
+    assert ModuleNetwork(bare, bare.state_dict()).homogeneous
     U = torch.linalg.qr(torch.randn(6, 2, dtype=F64)).Q
     Z = torch.randn(4, 2, dtype=F64)
     torch.testing.assert_close(wrapped.restrict(U)(wrapped.restrict_theta(theta, U), Z), net(Z @ U.T))
@@ -83,12 +84,26 @@ def test_a_convolution_needs_its_input_shape_and_has_no_first_layer() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
     with pytest.raises(VictimError, match="input_shape"):
-        ModuleNetwork(net)
-    wrapped = ModuleNetwork(net, (1, 8, 8))
+        ModuleNetwork(net, net.state_dict())
+    wrapped = ModuleNetwork(net, net.state_dict(), (1, 8, 8))
     assert wrapped.first is None
     assert wrapped.d == 64
     with pytest.raises(VictimError, match=r"nn\.Linear"):
-        ModuleNetwork(nn.Sequential(nn.ReLU()))
+        ModuleNetwork(nn.Sequential(nn.ReLU()), {})
+
+
+def test_what_a_module_does_is_tried_and_not_read_off_its_layers() -> None:
+    torch.manual_seed(0)
+    probabilities = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Softmax(1))
+    with pytest.raises(VictimError, match="something after it"):
+        ModuleNetwork(probabilities, probabilities.state_dict())
+    normed = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    assert ModuleNetwork(normed, normed.state_dict(), (4,)).first is None
+    biased = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3, bias=False))
+    nn.init.zeros_(biased[0].bias)
+    zero = biased.state_dict()
+    assert ModuleNetwork(biased, zero).homogeneous
+    assert not ModuleNetwork(biased, {**zero, "0.bias": torch.ones(6)}).homogeneous
 
 
 def test_selecting_parameters() -> None:

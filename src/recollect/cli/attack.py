@@ -11,8 +11,8 @@ import torch
 
 from recollect.cli.common import DTYPES, Device, Json, Seed, app, check_seed, load_victim
 from recollect.console import Terminal
-from recollect.errors import OptionError
-from recollect.files import read_tensors
+from recollect.errors import OptionError, RunError
+from recollect.files import check_writable, read_tensors
 from recollect.inspection import inspect as inspect_victim
 from recollect.options import Basis, FullSpace, Projection, Subspace
 from recollect.reconstruct import choose_device
@@ -73,7 +73,7 @@ def reconstruct(
     *paths: Path,
     n: int,
     out: Path,
-    solver: Literal["gd"] = "gd",
+    solver: Literal["auto", "gd"] = "auto",
     space: Literal["subspace", "full"] = "subspace",
     basis: Path | None = None,
     rank: int | Literal["auto"] = "auto",
@@ -105,7 +105,7 @@ def reconstruct(
     out
         Folder for reconstruction.safetensors, reconstruct.json and a checkpoint to resume from.
     solver
-        gd: projected gradient descent, the paper's.
+        gd: projected gradient descent, the paper's. auto: the best there is, at present gd.
     space
         subspace: Algorithm 2, within the span of ΔW1. full: Algorithm 1.
     basis
@@ -142,6 +142,7 @@ def reconstruct(
     if space == "full" and rank != "auto":
         raise OptionError("expected --rank with --space subspace, got it with --space full; leave one of them out")
     where = choose_device(device)
+    check_writable(out)
     victim = load_victim(paths, activation)
     chosen: FullSpace | Subspace | Basis
     if basis is not None:
@@ -160,9 +161,10 @@ def reconstruct(
     checkpoint = FileCheckpoint(out, resume=resume)
     found = run_attack(victim, n, attack, seed=seed, device=where, progress=terminal.progress, checkpoint=checkpoint)
     options = {
+        "checkpoints": [str(path) for path in paths],
         "n": n,
         "solver": solver,
-        "space": "basis" if basis else space,
+        "space": f"basis {basis}" if basis else space,
         "rank": rank,
         "parameters": parameters,
         "gram": gram,
@@ -176,9 +178,9 @@ def reconstruct(
         "seed": seed,
         "device": where.type,
     }
-    facts = write_reconstruction(out, found, {"victim": victim.describe(), "options": options})
-    if checkpoint.resumed_at:
-        terminal.note(f"resumed at iteration {checkpoint.resumed_at}")
+    facts = write_reconstruction(out, found, victim, options)
+    if found.resumed_at:
+        terminal.note(f"resumed at iteration {found.resumed_at}")
     seconds = sum(stage.seconds for stage in found.stages)
     terminal.say(
         f"{n} points in {found.rank} coordinates: {found.loss:.3e} of the change left unexplained, "
@@ -189,6 +191,8 @@ def reconstruct(
         terminal.say(f"· {sentence}")
     terminal.say(f"Written to {out}. See: recollect report {out}")
     terminal.answer({**facts, "out": str(out)})
+    if found.status in (Status.SINGULAR, Status.DIVERGED):
+        raise RunError(f"{found.status.value} (the best so far is in {out})")
     return 130 if found.status is Status.INTERRUPTED else 0
 
 

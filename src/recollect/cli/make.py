@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
-
 from recollect.cli.common import DTYPES, Device, Flag, Json, Seed, app, check_seed, score_json
 from recollect.console import Terminal
 from recollect.data import load_dataset
+from recollect.files import check_writable
 from recollect.reconstruct import choose_device
 from recollect.records import versions
-from recollect.training import FullBatchDescent, SquaredError, minimum_norm
+from recollect.seeds import stream
+from recollect.training import FullBatchDescent, SquaredError, check_tolerance, minimum_norm
 from recollect.training import train as run_training
 from recollect.truth import write_training
 from recollect.victim import initial_theta, mlp, random_features
@@ -34,6 +34,7 @@ def demo(*, out: Path = Path("recollect-demo"), seed: Seed = 0, json: Json = Fal
 
     terminal = Terminal(json=json)
     check_seed(seed)
+    check_writable(out)
     score = tell(out, seed=seed, say=terminal.say, progress=terminal.progress)
     terminal.answer(
         {**score_json(score), "median_error": float(score.errors.median()), "report": str(out / "report.html")}
@@ -112,11 +113,13 @@ def train(
     terminal = Terminal(json=json)
     check_seed(seed)
     check_activation(activation)
+    check_tolerance(tolerance)
     loss_, optimiser = (
         SquaredError(reduction=loss.removeprefix("mse-")),
         FullBatchDescent(learning_rate=None if learning_rate == "auto" else learning_rate, max_steps=max_steps),
     )
     where = choose_device(device)
+    check_writable(out)
     data = load_dataset(dataset, n, dim=dim, rank=rank, noise=noise, seed=seed, keep_norms=keep_norms)
     d, c = data.inputs.shape[1], data.targets.shape[1]
     make = (
@@ -124,8 +127,7 @@ def train(
         if victim == "rf"
         else mlp(d, width, c, depth=depth, bias=bias, activation=activation)
     )
-    # The data take the seed itself; the weights take another stream.
-    generator = torch.Generator().manual_seed(seed + 2**32)
+    generator = stream("weights", seed)
     theta_0 = {
         name: tensor.to(where)
         for name, tensor in initial_theta(make, init=init, generator=generator, dtype=DTYPES[dtype]).items()

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from recollect.errors import DataError
-from recollect.files import write_bytes
+from recollect.files import write_files
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
@@ -64,11 +64,13 @@ def download_cifar10(folder: Path) -> None:
     if hashlib.sha256(archive).hexdigest() != SHA256:
         raise DataError(f"expected the CIFAR-10 archive with SHA-256 {SHA256[:12]}…, got another file; fetch it again")
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+        batches: dict[Path, bytes] = {}
         for number in _BATCHES:
             member = tar.extractfile(f"cifar-10-batches-bin/data_batch_{number}.bin")
             if member is None:
                 raise DataError(f"expected data_batch_{number}.bin in the archive, got none; fetch it again")
-            write_bytes(folder / f"data_batch_{number}.bin", member.read(10_000 * _RECORD + 1))
+            batches[folder / f"data_batch_{number}.bin"] = member.read(10_000 * _RECORD + 1)
+    write_files(batches)  # all five or none: a folder with some would later pass for the whole
 
 
 def _find(folder: Path) -> list[Path] | None:
@@ -85,7 +87,7 @@ def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if len(content) == 0 or len(content) % _RECORD:
         raise DataError(f"expected records of {_RECORD} bytes in {path}, got {len(content)} bytes; copy the file again")
     records = content.reshape(-1, _RECORD)
-    return _images(records[:, 1:], path), _labels(records[:, 0], path)
+    return _images(records[:, 1:]), _labels(records[:, 0], path)
 
 
 def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -118,10 +120,10 @@ def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise DataError(
             f"expected {len(labels)}×{_RECORD - 1} bytes in {path}, got {list(pixels.shape)}; copy the file again"
         )
-    return _images(pixels, path), _labels(np.array(labels), path)
+    return _images(pixels), _labels(np.array(labels), path)
 
 
-def _images(rows: np.ndarray, path: Path) -> np.ndarray:
+def _images(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 

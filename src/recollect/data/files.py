@@ -27,7 +27,8 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
                 "it smaller"
             )
         with np.load(path, allow_pickle=False) as content:
-            return {name: content[name] for name in content.files}
+            arrays = {name: content[name] for name in content.files}
+        return {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in arrays.items()}
     except DataError:
         raise
     except Exception as error:  # numpy and zipfile raise many kinds on damaged files
@@ -41,9 +42,8 @@ def load_image_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
     from PIL import Image
 
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    groups = [_images_in(path) for path in subfolders] if subfolders else [_images_in(folder)]
-    groups = [group for group in groups if group]
-    if not groups:
+    groups = [group for group in map(_images_in, subfolders) if group] or [_images_in(folder)]
+    if not groups[0]:
         raise DataError(f"expected images (.png, .jpg, …) in {folder}, got none; check the folder")
     images: list[np.ndarray] = []
     for path in (path for group in groups for path in group):

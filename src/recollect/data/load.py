@@ -55,7 +55,8 @@ def _from_npz(path: Path, n: int, keep_norms: bool) -> Dataset:
     if {"images", "labels"} <= set(arrays):
         images, labels = arrays["images"], arrays["labels"]
         if (
-            labels.ndim != 1
+            images.ndim == 0
+            or labels.ndim != 1
             or len(labels) != len(images)
             or not np.issubdtype(labels.dtype, np.integer)
             or labels.min(initial=0) < 0

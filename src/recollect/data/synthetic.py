@@ -8,6 +8,7 @@ import torch
 
 from recollect.data.dataset import Dataset
 from recollect.errors import OptionError
+from recollect.seeds import stream
 
 
 def synthetic(*, n: int = 100, dim: int = 60, rank: int = 30, noise: float = 0.5, seed: int = 0) -> Dataset:
@@ -18,7 +19,7 @@ def synthetic(*, n: int = 100, dim: int = 60, rank: int = 30, noise: float = 0.5
         raise OptionError(f"expected --rank between 1 and --dim {dim}, got {rank}; a subspace of R^{dim} has no other")
     if not (math.isfinite(noise) and noise >= 0):
         raise OptionError(f"expected --noise of zero or more, got {noise}; give a standard deviation")
-    generator = torch.Generator().manual_seed(seed)
+    generator = stream("data", seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)

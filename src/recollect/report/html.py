@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from recollect.images import guess_shape, stretch
-from recollect.metrics import RECOVERED, Score, evaluate, psnr, ssim
+from recollect.metrics import RECOVERED, Score, psnr, ssim
 from recollect.records import Record
 from recollect.report.figures import error_plot, loss_trace, spectrum_plot
 from recollect.report.pictures import data_uri
@@ -30,8 +30,8 @@ class Pair:
     psnr: float | None = None
 
 
-def render(record: Record, truth: Truth | None) -> str:
-    score = None if truth is None else evaluate(record, truth.inputs)
+def render(record: Record, truth: Truth | None, score: Score | None) -> str:
+    """The page; with the truth and the score against it, or with neither."""
     pairs = image_pairs(record, truth, score)
     sections: dict[str, Any] = {
         "facts": record.facts,
@@ -65,14 +65,14 @@ def render(record: Record, truth: Truth | None) -> str:
 def image_pairs(record: Record, truth: Truth | None, score: Score | None) -> list[Pair]:
     """Image by image, best first; without truth, the recovered ones as they were found. Empty for non-images."""
     if truth is None or score is None:
-        shape = guess_shape(record.inputs.shape[1])
+        shape = record.image_shape or guess_shape(record.inputs.shape[1])
         images = [] if shape is None else list(stretch(record.inputs, shape))
         return [Pair(k + 1, None, None, image) for k, image in enumerate(images)]
     matching, space = score.matching, truth.pixel_space
     order = torch.argsort(matching.distances)
     i, j = matching.truth[order], matching.found[order]
     if space is None:
-        shape = guess_shape(truth.inputs.shape[1])
+        shape = record.image_shape or guess_shape(truth.inputs.shape[1])
         if shape is None:
             return []
         true, recovered = stretch(truth.inputs[i], shape), stretch(record.inputs[j], shape)

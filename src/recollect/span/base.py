@@ -40,6 +40,10 @@ class Span(Protocol):
         """m: entries of Δθ to be explained."""
 
     @property
+    def name(self) -> str:
+        """How α is solved for, in words."""
+
+    @property
     def capturable(self) -> bool:
         """Whether a fit never waits for the device, so that it can become part of a CUDA graph."""
 
@@ -59,7 +63,10 @@ class Weights:
 
     def __init__(self, victim: Victim, names: tuple[str, ...], device: torch.device, dtype: torch.dtype) -> None:
         self.network = victim.network
-        self.theta_f = {name: tensor.to(device, dtype) for name, tensor in victim.theta_f.items()}
+        self.theta_f = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in victim.theta_f.items()
+        }
         delta = victim.delta(names)
         self.delta = {name: tensor.to(device, dtype) for name, tensor in delta.items()}
         self.equations = sum(tensor.numel() for tensor in delta.values())

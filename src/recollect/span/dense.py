@@ -16,6 +16,7 @@ class DenseSpan:
 
     notes: tuple[str, ...] = ()
     capturable = False
+    name = "dense G"
 
     def __init__(self, victim: Victim, names: tuple[str, ...], *, device: torch.device, dtype: torch.dtype) -> None:
         self._weights = Weights(victim, names, device, dtype)

@@ -22,6 +22,7 @@ class ImplicitSpan:
     """
 
     capturable = False
+    name = "conjugate gradients on JVP and VJP products"
 
     def __init__(
         self,

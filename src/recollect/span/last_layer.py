@@ -22,6 +22,7 @@ class LastLayerSpan:
 
     notes: tuple[str, ...] = ()
     capturable = True
+    name = "one n×n Gram of the last layer's features"
 
     def __init__(self, victim: Victim, *, device: torch.device, dtype: torch.dtype) -> None:
         last = victim.network.last

@@ -17,6 +17,7 @@ from recollect.shapes import Tensor
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = ("module.", "_orig_mod.")
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _LIMIT = 64 * 2**30
 """A `.pt` archive that claims to unpack to more than this is refused before anything is allocated."""
 
@@ -40,11 +41,10 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not state:
         raise CheckpointError(f"expected tensors in {path}, got none; save the model's state_dict")
     for name, tensor in state.items():
-        if not tensor.is_floating_point():
+        if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided:
+            kind = f"{tensor.layout} {tensor.dtype}".replace("torch.", "").removeprefix("strided ")
             raise CheckpointError(
-                f"expected floating-point weights in {path}, got {name} as "
-                f"{str(tensor.dtype).removeprefix('torch.')}; "
-                "dequantise the model first"
+                f"expected plain floating-point weights in {path}, got {name} as {kind}; dequantise the model first"
             )
         if not torch.isfinite(tensor).all():
             bad = int((~torch.isfinite(tensor)).sum())

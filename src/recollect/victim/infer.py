@@ -94,34 +94,25 @@ def _bias_of(weight: str) -> str:
 
 
 def _order(weights: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The layers from input to output: by number where the names are numbered, else by the only chain that fits."""
-    natural = sorted(
-        weights,
-        key=lambda name: [
-            (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)
-        ],
-    )
-    if _chains(natural, weights):
-        return natural
-    # Unnumbered names: try the orders themselves, for small nets only (a hostile file could ask for 30! of them).
-    searched = _all_chains([], set(weights), weights) if len(weights) <= 8 else iter(())
+    """The layers from input to output: the one order in which shapes chain and numbers in like names count up."""
+    families: dict[str, list[str]] = {}
+    for name in sorted(weights, key=lambda name: [int(digits) for digits in re.findall(r"\d+", name)]):
+        families.setdefault(re.sub(r"\d+", "#", name), []).append(name)
+    # Within a family the order is fixed; only how families interleave is searched, and not for a hostile file's 30!.
+    searched = _chains([], list(families.values()), weights) if len(families) <= 8 else iter(())
     chains = list(itertools.islice(searched, 2))
     if len(chains) == 1:
         return chains[0]
-    listed = ", ".join(f"{name} {list(weights[name])}" for name in natural[:6])
+    listed = ", ".join(f"{name} {list(weights[name])}" for name in list(weights)[:6])
     problem = "no order of them fits" if not chains else "several orders of them fit"
     raise CheckpointError(
         f"expected weight matrices that chain from input to output, got {listed}: {problem}; name the layers 0, 1, 2, …"
     )
 
 
-def _chains(order: list[str], weights: Mapping[str, tuple[int, ...]]) -> bool:
-    return all(weights[a][0] == weights[b][1] for a, b in itertools.pairwise(order))
-
-
-def _all_chains(chain: list[str], left: set[str], weights: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
-    if not left:
+def _chains(chain: list[str], left: list[list[str]], weights: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
+    if not any(left):
         yield chain
-    for name in sorted(left):
-        if not chain or weights[chain[-1]][0] == weights[name][1]:
-            yield from _all_chains([*chain, name], left - {name}, weights)
+    for k, family in enumerate(left):
+        if family and (not chain or weights[chain[-1]][0] == weights[family[0]][1]):
+            yield from _chains([*chain, family[0]], [*left[:k], family[1:], *left[k + 1 :]], weights)

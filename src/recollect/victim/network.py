@@ -56,6 +56,10 @@ class Network(Protocol):
         """The parameters that training moves: θ, without frozen ones."""
 
     @property
+    def identity(self) -> str:
+        """Everything about the function but its parameters, in words that are the same in every process."""
+
+    @property
     def homogeneous(self) -> bool:
         """Whether f(tx; θ) = t^k f(x; θ) for t > 0; then only the direction of each point can be found."""
 
@@ -106,6 +110,10 @@ class MLP:
     @property
     def trained(self) -> tuple[str, ...]:
         return tuple(name for layer in self.layers for name in layer.names if name not in self.frozen)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.widths} {self.layers} {self.activation} {self.scale} {sorted(self.frozen)}"
 
     @property
     def homogeneous(self) -> bool:

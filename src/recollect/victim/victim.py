@@ -20,7 +20,7 @@ class Victim:
     """f(·; θ), θ0 and θf, and Δθ = θf − θ0.
 
     `theta_0` may be None for attacks that need only the trained weights. `input_shape` says how a flat input is laid
-    out as an image (channels first); it serves display alone.
+    out (channels first): a torch module is called with it, and images are shown with it.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Victim:
         *,
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
-        self.network: Network = ModuleNetwork(model, input_shape) if isinstance(model, nn.Module) else model
+        self.network: Network = ModuleNetwork(model, theta_f, input_shape) if isinstance(model, nn.Module) else model
         self.theta_0 = None if theta_0 is None else dict(theta_0)
         self.theta_f = dict(theta_f)
         self.input_shape = input_shape
