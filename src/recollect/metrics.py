@@ -60,7 +60,8 @@ class Found(Protocol):
 def evaluate(found: Found, truth: Float[Tensor, "n d"], *, seed: int = 0) -> Score:
     """Score reconstructed inputs against the true ones.
 
-    Unless the network can tell norms apart, both sides are rescaled to √d first. Errors are in units of √d.
+    Unless the network can tell norms apart, both sides are rescaled to √d first. The error of a point is its distance
+    to its match over its own norm, which is √d after rescaling.
     """
     X, X_hat = truth.double(), found.inputs.double()
     if X.dim() != 2 or X_hat.dim() != 2 or X.shape[1] != X_hat.shape[1]:
@@ -70,12 +71,12 @@ def evaluate(found: Found, truth: Float[Tensor, "n d"], *, seed: int = 0) -> Sco
         )
     if not torch.isfinite(X).all() or not len(X):
         raise DataError("expected finite true inputs, got NaN, infinite values or none at all; check the truth file")
-    d = X.shape[1]
     if not found.norms_identifiable:
         X, X_hat = _to_sphere(X), _to_sphere(X_hat)
-    signed = signed_distances(X, X_hat) / math.sqrt(d)
+    units = _norms(X)
+    signed = signed_distances(X, X_hat) / units
     matching = match(signed)
-    unsigned = match(unsigned_distances(X, X_hat) / math.sqrt(d))
+    unsigned = match(unsigned_distances(X, X_hat) / units)
     errors = torch.full((len(X),), torch.inf, dtype=torch.float64)
     errors_up_to_sign = errors.clone()
     errors[matching.truth] = matching.distances
@@ -104,7 +105,7 @@ def chance_levels(X: Float[Tensor, "n d"], found: int, *, seed: int = 0, draws: 
     generator = stream("chance", seed)
     _, s, Vh = torch.linalg.svd(X, full_matrices=False)
     V = Vh[s > 1e-9 * s[0]]
-    radii = torch.linalg.vector_norm(X, dim=1)
+    units = _norms(X)
     levels: dict[str, float] = {}
     for name, basis in (("sphere", None), ("span", V)):
         for suffix, distances in (("", signed_distances), ("_up_to_sign", unsigned_distances)):
@@ -112,12 +113,12 @@ def chance_levels(X: Float[Tensor, "n d"], found: int, *, seed: int = 0, draws: 
             for _ in range(draws):
                 guess = torch.randn(found, d if basis is None else len(basis), generator=generator, dtype=torch.float64)
                 guess = guess if basis is None else guess @ basis
-                guess = radii.mean() * guess / torch.linalg.vector_norm(guess, dim=1, keepdim=True)
-                total += float(match(distances(X, guess)).distances.mean())
-            levels[name + suffix] = total / draws / math.sqrt(d)
+                guess = units.mean() * guess / torch.linalg.vector_norm(guess, dim=1, keepdim=True)
+                total += float(match(distances(X, guess) / units).distances.mean())
+            levels[name + suffix] = total / draws
     if n > 1:
-        others = signed_distances(X, X) + torch.diag(X.new_full((n,), 1e12))
-        levels["other_points"] = float(match(others).distances.mean()) / math.sqrt(d)
+        others = signed_distances(X, X) / units + torch.diag(X.new_full((n,), 1e12))
+        levels["other_points"] = float(match(others).distances.mean())
     return levels
 
 
@@ -148,7 +149,11 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _to_sphere(X: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    return math.sqrt(X.shape[1]) * X / _norms(X)
+
+
+def _norms(X: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
     norms: Tensor = torch.linalg.vector_norm(X, dim=1, keepdim=True)
     if not (norms > 0).all():
         raise DataError("expected points other than zero, got a zero row; remove it")
-    return math.sqrt(X.shape[1]) * X / norms
+    return norms

@@ -45,6 +45,7 @@ class _Problem:
     geometry: Geometry
     solver: GradientDescent
     unknowns: int
+    doubts: tuple[str, ...]
 
 
 def reconstruct(
@@ -117,8 +118,8 @@ def _prepare(victim: Victim, n: int, attack: Projection, device: torch.device) -
     if solver.step_size is None:
         solver = replace(solver, step_size=paper_step(victim.d))
     unknowns = n * (geometry.free_dimensions(restricted.d) + victim.c)
-    _check_counts(n, victim.c, span.equations, unknowns, attack.parameters)
-    return _Problem(victim, restricted, U, found, span, geometry, solver, unknowns)
+    doubts = _check_counts(n, victim.c, span.equations, unknowns, attack.parameters)
+    return _Problem(victim, restricted, U, found, span, geometry, solver, unknowns, doubts)
 
 
 def _result(problem: _Problem, best: Outcome, stages: tuple[Stage, ...], resumed_at: int) -> Reconstruction:
@@ -127,7 +128,9 @@ def _result(problem: _Problem, best: Outcome, stages: tuple[Stage, ...], resumed
     alpha = problem.span.fit(best.Z, gradient=False, jitter=jitter).alpha.cpu().double()
     Z = best.Z.cpu().double()
     theta_f = {name: _double(tensor.cpu()) for name, tensor in restricted.theta_f.items()}
-    notes = list(problem.span.notes)
+    notes = [*problem.doubts, *problem.span.notes]
+    if best.trace[-1] > 2 * best.loss:
+        notes.append("the loss was well above its best at the end: the step may be too large, try a smaller --step")
     if best.jitter:
         notes.append(f"the Gram matrix was singular at times: its diagonal was raised by a relative {best.jitter:g}")
     if victim.network.homogeneous:
@@ -213,20 +216,21 @@ def _memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _check_counts(n: int, c: int, equations: int, unknowns: int, parameters: str) -> None:
+def _check_counts(n: int, c: int, equations: int, unknowns: int, parameters: str) -> tuple[str, ...]:
     if n * c > equations:
         raise VictimError(
             f"expected at most {equations} coefficients for the {equations} equations of --parameters {parameters}, "
-            f"got {n} points × {c} outputs = {n * c}; any such points explain the change: ask for fewer, or use "
-            "--parameters all"
+            f"got {n} points × {c} outputs = {n * c}; any such points explain the change: ask for fewer, "
+            "or use --parameters all"
         )
-    if unknowns > equations:
-        warnings.warn(
-            f"{equations} equations for {unknowns} unknowns: exact recovery is impossible by counting; "
-            "use more --parameters or a lower --rank, and do not trust a small loss",
-            RecollectWarning,
-            stacklevel=3,
-        )
+    if unknowns <= equations:
+        return ()
+    doubt = (
+        f"{equations} equations for {unknowns} unknowns: exact recovery is impossible by counting; "
+        "use more --parameters or a lower --rank, and do not trust a small loss"
+    )
+    warnings.warn(doubt, RecollectWarning, stacklevel=4)
+    return (doubt,)
 
 
 def _fingerprint(problem: _Problem, n: int, attack: Projection, seed: int, device: torch.device) -> str:

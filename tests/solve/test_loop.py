@@ -32,6 +32,9 @@ class Bowl:
     notes: tuple[str, ...] = ()
     seen: list[Tensor] = field(default_factory=list)
 
+    def flops(self, n: int) -> float:
+        return 1.0
+
     def fit(self, X: Tensor, *, gradient: bool = True, jitter: Tensor | None = None) -> Fit:
         self.fits += 1
         self.seen.append(X)

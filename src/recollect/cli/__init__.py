@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     except RecollectError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        return _fail("interrupted; nothing was written", 130)
     except torch.cuda.OutOfMemoryError:
         return _fail(
             "expected the run to fit on the GPU, got out of memory; use fewer points, a narrower search "

@@ -47,7 +47,8 @@ def inspect(*paths: Path, activation: str | None = None, json: Json = False) -> 
     }
     for counting in looked.counting:
         rows[f"--parameters {counting.parameters}"] = (
-            f"{counting.equations} equations: enough for at most {counting.most_points} points"
+            f"{counting.equations} equations: at most {counting.most_points} points by counting (necessary, not "
+            "sufficient)"
         )
     terminal.table(rows)
     for sentence in looked.expectations:
@@ -180,7 +181,8 @@ def reconstruct(
     }
     facts = write_reconstruction(out, found, victim, options)
     if found.resumed_at:
-        terminal.note(f"resumed at iteration {found.resumed_at}")
+        done = found.resumed_at >= iterations and restarts == 1
+        terminal.note("this run was complete already" if done else f"resumed at iteration {found.resumed_at}")
     seconds = sum(stage.seconds for stage in found.stages)
     terminal.say(
         f"{n} points in {found.rank} coordinates: {found.loss:.3e} of the change left unexplained, "

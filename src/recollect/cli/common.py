@@ -18,6 +18,7 @@ from recollect.victim.activations import activation as check_activation
 app = App(
     name="recollect",
     version=__version__,
+    suppress_keyboard_interrupt=False,
     help="Read training data back out of a network's weights, to audit your own models. Start with: recollect demo",
 )
 Flag = Parameter(negative="")

@@ -73,7 +73,7 @@ def error_plot(errors: Sequence[float], threshold: float, chance: float | None) 
             axes.axhline(chance, color=_ORANGE, linewidth=0.8)
             axes.text(1, chance, "chance, within the span", va="bottom", fontsize=8, color=_ORANGE)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(yscale="log", xlabel="points, sorted", ylabel="error ‖x − x̂‖ / √d")
+        axes.set(yscale="log", xlabel="points, sorted", ylabel="error ‖x − x̂‖ / ‖x‖")
 
     return _svg(draw)
 

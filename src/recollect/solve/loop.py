@@ -22,6 +22,7 @@ from recollect.geometry import Geometry
 from recollect.progress import Report
 from recollect.shapes import Float, Int, Tensor
 from recollect.span import Fit, Span
+from recollect.threads import threads_for
 
 _CHECK = 50
 _REPORT_SECONDS = 0.2
@@ -130,32 +131,33 @@ def minimise(
     began = time.perf_counter() - seconds
     reported = saved = time.perf_counter()
     try:
-        advance: Advance = partial(_advance, solver, span, geometry, ladder)
-        iteration = int(run.iteration)
-        if span.capturable and run.trace.is_cuda and iteration < solver.iterations:
-            advance, run = captured(advance, run)
-        while True:
-            # Looked at before stepping, so that a finished run resumes to its end.
-            if iteration % _CHECK == 0 or iteration >= solver.iterations:
-                if float(run.best_loss) <= tolerance:
-                    status = Status.CONVERGED
+        with threads_for(span.flops(len(run.best_Z)), run.trace.device):
+            advance: Advance = partial(_advance, solver, span, geometry, ladder)
+            iteration = int(run.iteration)
+            if span.capturable and run.trace.is_cuda and iteration < solver.iterations:
+                advance, run = captured(advance, run)
+            while True:
+                # Looked at before stepping, so that a finished run resumes to its end.
+                if iteration % _CHECK == 0 or iteration >= solver.iterations:
+                    if float(run.best_loss) <= tolerance:
+                        status = Status.CONVERGED
+                        break
+                    if int(run.rung) == len(JITTERS):
+                        # Every rung failed: at a point that could be looked at, or on the way from it?
+                        seen = math.isfinite(float(run.trace[iteration - 1]))
+                        status = Status.DIVERGED if seen else Status.SINGULAR
+                        break
+                if iteration >= solver.iterations:
                     break
-                if int(run.rung) == len(JITTERS):
-                    # Every rung failed: at a point that could be looked at, or on the way from it?
-                    seen = math.isfinite(float(run.trace[iteration - 1]))
-                    status = Status.DIVERGED if seen else Status.SINGULAR
-                    break
-            if iteration >= solver.iterations:
-                break
-            run = advance(run)
-            iteration += 1
-            now = time.perf_counter()
-            if now - reported > _REPORT_SECONDS:
-                report(iteration, f"loss {float(run.best_loss):.2e}")
-                reported = now
-            if now - saved > _SAVE_SECONDS:
-                save(run, now - began)
-                saved = time.perf_counter()
+                run = advance(run)
+                iteration += 1
+                now = time.perf_counter()
+                if now - reported > _REPORT_SECONDS:
+                    report(iteration, f"loss {float(run.best_loss):.2e}")
+                    reported = now
+                if now - saved > _SAVE_SECONDS:
+                    save(run, now - began)
+                    saved = time.perf_counter()
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     outcome = _finish(span, run, ladder, status)

@@ -51,6 +51,9 @@ class Span(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result should know of the numerical path that was taken."""
 
+    def flops(self, n: int) -> float:
+        """About how many operations a fit of n points takes."""
+
     def fit(self, X: Float[Tensor, "n d"], *, gradient: bool = True, jitter: Float[Tensor, ""] | None = None) -> Fit:
         """L(X), α and, if asked, ∇_X L."""
 
@@ -77,6 +80,10 @@ class Weights:
             raise VictimError(
                 f"expected training to have moved {', '.join(names)}, got no change; choose other --parameters"
             )
+
+    def pass_flops(self, n: int) -> float:
+        """Operations of one forward and one backward pass of n points."""
+        return 4.0 * n * sum(tensor.numel() for tensor in self.theta_f.values())
 
     def loss(self, residual_squared: Tensor) -> Tensor:
         """‖R‖²/‖Δθ‖², counting in R what a restriction of the first layer put out of reach."""

@@ -25,6 +25,10 @@ class DenseSpan:
     def equations(self) -> int:
         return self._weights.equations
 
+    def flops(self, n: int) -> float:
+        rows = n * self._weights.network.c
+        return rows * self._weights.pass_flops(1) + 2.0 * rows**2 * self.equations
+
     def G(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "nc m"]:
         weights = self._weights
 

@@ -55,6 +55,9 @@ class ImplicitSpan:
             )
         return tuple(notes)
 
+    def flops(self, n: int) -> float:
+        return 2 * self._weights.pass_flops(n)  # between two looks at the residual of CG
+
     def fit(self, X: Float[Tensor, "n d"], *, gradient: bool = True, jitter: Float[Tensor, ""] | None = None) -> Fit:
         weights = self._weights
         X = X.detach()

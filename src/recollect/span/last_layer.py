@@ -37,6 +37,10 @@ class LastLayerSpan:
     def equations(self) -> int:
         return self._weights.equations
 
+    def flops(self, n: int) -> float:
+        c, p = self._delta.shape
+        return self._weights.pass_flops(n) + 2.0 * n * p * (n + 3 * c)
+
     def fit(self, X: Float[Tensor, "n d"], *, gradient: bool = True, jitter: Float[Tensor, ""] | None = None) -> Fit:
         weights, delta = self._weights, self._delta
         with torch.set_grad_enabled(gradient):

@@ -121,6 +121,9 @@ class Victim:
             restricted.outside = self.outside + float((delta - (delta @ U) @ U.T).square().sum())
         return restricted
 
+    def __repr__(self) -> str:
+        return f"Victim({self.describe()})"
+
     def describe(self) -> str:
         network = self.network
         if not isinstance(network, MLP):
