@@ -190,7 +190,7 @@ def test_what_cannot_be_attacked_says_why() -> None:
     victim = small_mlp()
     assert victim.theta_0 is not None
     same_last = {**victim.theta_f, "layers.1.weight": victim.theta_0["layers.1.weight"]}
-    with pytest.raises(VictimError, match="no change"):
+    with pytest.raises(VictimError, match="moved layers"):
         reconstruct(Victim(victim.network, victim.theta_0, same_last), 2)
     with pytest.raises(VictimError, match="θ0"):
         reconstruct(Victim(victim.network, None, victim.theta_f), 2)
@@ -245,3 +245,43 @@ def test_a_float32_attack_keeps_the_digits_of_a_float64_victim() -> None:
     single: Reconstruction = reconstruct(victim, 3, attack)
     double = reconstruct(victim, 3, replace(attack, dtype=F64))
     assert float(single.trace[0]) == pytest.approx(float(double.trace[0]), rel=1e-5)
+
+
+def test_a_change_too_small_for_float32_is_no_success() -> None:
+    """1e-50 is zero in float32; a residual of nothing must not pass for everything explained."""
+    victim = perturbed(mlp(6, 40, 1), 0)
+    assert victim.theta_0 is not None
+    last = "layers.1.weight"
+    tiny = [{**victim.theta_0, last: scale * victim.theta_f[last]} for scale in (0.0, 1e-50)]
+    small, large = (
+        reconstruct(
+            Victim(victim.network, tiny[0], {**tiny[0], last: scale * victim.theta_f[last]}),
+            2,
+            Projection(space=FullSpace(), solver=GradientDescent(iterations=5)),
+        )
+        for scale in (1e-50, 1.0)
+    )
+    assert small.loss > 0.01
+    assert small.loss == pytest.approx(large.loss, rel=1e-5)
+
+
+def test_a_forged_checkpoint_cannot_claim_success(trained: tuple[Victim, Dataset]) -> None:
+    victim, _ = trained
+    memory = Memory()
+    attack = Projection(solver=GradientDescent(iterations=20))
+    honest = reconstruct(victim, 5, attack, checkpoint=memory)
+    ((name, saved),) = memory.saved.items()
+    lie = torch.tensor(-1.0, dtype=F64)
+    memory.saved[name] = replace(saved, run=replace(saved.run, best_loss=lie, best_Z=saved.run.best_Z.roll(1, dims=1)))
+    assert reconstruct(victim, 5, attack, checkpoint=memory).loss > honest.loss
+    for bad in (
+        replace(saved, restart=7),
+        replace(saved, run=replace(saved.run, iteration=torch.tensor([-3]))),
+        replace(saved, run=replace(saved.run, rung=torch.tensor(-1))),
+        replace(saved, run=replace(saved.run, state={"Z": saved.run.state["Z"]})),
+        replace(saved, run=replace(saved.run, best_Z=torch.ones(2, 2))),
+    ):
+        memory.saved[name] = bad
+        again = reconstruct(victim, 5, attack, checkpoint=memory)
+        assert again.resumed_at == 0
+        assert torch.equal(again.inputs, honest.inputs)

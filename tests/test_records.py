@@ -50,6 +50,25 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
+def test_a_folder_in_the_way_stops_all_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    with pytest.raises(FileError, match="b is a folder"):
+        write_files({tmp_path / "a": b"1", tmp_path / "b": b"2"})
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    (tmp_path / ".a.killed").write_bytes(b"half")
+    write_files({tmp_path / "a": b"1"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_files_of_two_runs_are_not_read_as_one(tmp_path: Path) -> None:
+    victim = small_mlp()
+    for n in (2, 3):
+        write_reconstruction(tmp_path / str(n), reconstruct(victim, n, ATTACK), victim, {})
+    (tmp_path / "2" / TENSORS).write_bytes((tmp_path / "3" / TENSORS).read_bytes())
+    with pytest.raises(FileError, match="do not belong together"):
+        read_reconstruction(tmp_path / "2")
+
+
 def test_probing_a_folder_leaves_no_trace(tmp_path: Path) -> None:
     check_writable(tmp_path / "a" / "b")
     check_writable(tmp_path)

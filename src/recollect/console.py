@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
+from rich.text import Text
 
 from recollect.progress import Report
 
@@ -39,12 +40,12 @@ class Terminal:
         table.add_column(style="dim")
         table.add_column(overflow="fold")
         for name, value in rows.items():
-            table.add_row(name, str(value))
+            table.add_row(Text(name), Text(str(value)))
         self._out.print(table)
 
     def answer(self, content: Mapping[str, Any]) -> None:
         if self._json:
-            sys.stdout.write(json.dumps(content, allow_nan=False, ensure_ascii=False) + "\n")
+            sys.stdout.write(json.dumps(content, allow_nan=False) + "\n")
             sys.stdout.flush()
 
     @contextmanager

@@ -7,6 +7,8 @@ reader never meets half a file, whatever happens in between.
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import json
 import os
 import tempfile
@@ -28,6 +30,10 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
     try:
         for path, content in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder")
+            for stale in path.parent.glob(f".{glob.escape(path.name)}.*"):  # left by a run that was killed
+                stale.unlink()
             handle, staged[path] = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             with os.fdopen(handle, "wb") as stream:
                 stream.write(content)
@@ -80,7 +86,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> dict[str, Any]:

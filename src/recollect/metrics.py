@@ -100,6 +100,7 @@ def chance_levels(X: Float[Tensor, "n d"], found: int, *, seed: int = 0, draws: 
 
     `sphere`: points drawn evenly from the sphere. `span`: the same within the span of the true data, which Û gives
     away. `other_points`: each true point answered with another true point, as by someone who knows such data well.
+    With `_recovered`: the share of points that would count as recovered.
     """
     n, d = X.shape
     generator = stream("chance", seed)
@@ -109,13 +110,16 @@ def chance_levels(X: Float[Tensor, "n d"], found: int, *, seed: int = 0, draws: 
     levels: dict[str, float] = {}
     for name, basis in (("sphere", None), ("span", V)):
         for suffix, distances in (("", signed_distances), ("_up_to_sign", unsigned_distances)):
-            total = 0.0
+            total = recovered = 0.0
             for _ in range(draws):
                 guess = torch.randn(found, d if basis is None else len(basis), generator=generator, dtype=torch.float64)
                 guess = guess if basis is None else guess @ basis
                 guess = units.mean() * guess / torch.linalg.vector_norm(guess, dim=1, keepdim=True)
-                total += float(match(distances(X, guess) / units).distances.mean())
+                errors = match(distances(X, guess) / units).distances
+                total += float(errors.mean())
+                recovered += float((errors < RECOVERED).sum()) / n
             levels[name + suffix] = total / draws
+            levels[f"{name}{suffix}_recovered"] = recovered / draws
     if n > 1:
         others = signed_distances(X, X) / units + torch.diag(X.new_full((n,), 1e12))
         levels["other_points"] = float(match(others).distances.mean())

@@ -67,17 +67,17 @@ def reconstruct(
     device = choose_device(device)
     problem = _prepare(victim, n, attack, device)
     fingerprint = _fingerprint(problem, n, attack, seed, device) if checkpoint else ""
+    fresh = _start(problem, n, attack, 0, seed, device)
     saved = checkpoint.load(fingerprint) if checkpoint else None
-    if saved is not None and int(saved.run.iteration) > problem.solver.iterations:
-        saved = None  # it went further than is asked for now
+    if saved is not None and not _fits(saved, fresh, attack.restarts):
+        saved = None
     resumed_at = 0 if saved is None else int(saved.run.iteration)
     first, stages, best = (0, (), None) if saved is None else (saved.restart, saved.stages, saved.best)
     for restart in range(first, attack.restarts):
         if saved is not None:
             run, seconds, saved = _to(saved.run, device), saved.seconds, None
         else:
-            Z = random_start(problem.geometry, n, problem.restricted.d, stream(f"start {restart}", seed))
-            run, seconds = start(problem.solver, Z.to(device, attack.dtype)), 0.0
+            run, seconds = _start(problem, n, attack, restart, seed, device), 0.0
 
         def save(run: Run, seconds: float, so_far: Saved = Saved(restart, run, 0.0, stages, best)) -> None:
             if checkpoint:
@@ -106,9 +106,31 @@ def reconstruct(
     return _result(problem, replace(best, Z=best.Z.to(device)), stages, resumed_at)
 
 
+def _start(problem: _Problem, n: int, attack: Projection, restart: int, seed: int, device: torch.device) -> Run:
+    Z = random_start(problem.geometry, n, problem.restricted.d, stream(f"start {restart}", seed))
+    return start(problem.solver, Z.to(device, attack.dtype))
+
+
+def _fits(saved: Saved, fresh: Run, restarts: int) -> bool:
+    """Whether a saved run has the form of a fresh one and has not gone further than is asked for now."""
+    tensors, expected = saved.run.tensors(), fresh.tensors()
+    alike = set(tensors) == set(expected) and all(
+        tensors[name].dtype == expected[name].dtype and (name == "trace" or tensors[name].shape == expected[name].shape)
+        for name in expected
+    )
+    if not alike or tensors["trace"].dim() != 1 or not 0 <= saved.restart < restarts:
+        return False
+    iteration, kept = int(saved.run.iteration), saved.best
+    return (
+        0 <= iteration <= min(len(saved.run.trace), len(fresh.trace))
+        and int(saved.run.rung) >= 0
+        and (kept is None or (kept.Z.shape, kept.Z.dtype) == (fresh.best_Z.shape, fresh.best_Z.dtype))
+    )
+
+
 def _prepare(victim: Victim, n: int, attack: Projection, device: torch.device) -> _Problem:
-    if n < 1:
-        raise OptionError(f"expected --n of at least 1, got {n}; ask for one point or more")
+    if not 1 <= n <= 10**8:
+        raise OptionError(f"expected --n between 1 and 10⁸, got {n:.6g}; ask for another number of points")
     names = victim.select(attack.parameters)
     U, found = _basis(victim, attack.space)
     restricted = victim if U is None else victim.restrict(U)
@@ -125,11 +147,11 @@ def _prepare(victim: Victim, n: int, attack: Projection, device: torch.device) -
 def _result(problem: _Problem, best: Outcome, stages: tuple[Stage, ...], resumed_at: int) -> Reconstruction:
     victim, restricted, U, found = problem.victim, problem.restricted, problem.U, problem.spectrum
     jitter = torch.tensor(best.jitter, dtype=torch.float64, device=best.Z.device)
-    alpha = problem.span.fit(best.Z, gradient=False, jitter=jitter).alpha.cpu().double()
+    fit = problem.span.fit(best.Z, gradient=False, jitter=jitter)  # said of the points themselves, not of a file
     Z = best.Z.cpu().double()
     theta_f = {name: _double(tensor.cpu()) for name, tensor in restricted.theta_f.items()}
     notes = [*problem.doubts, *problem.span.notes]
-    if best.trace[-1] > 2 * best.loss:
+    if len(best.trace) and best.trace[-1] > 2 * best.loss:
         notes.append("the loss was well above its best at the end: the step may be too large, try a smaller --step")
     if best.jitter:
         notes.append(f"the Gram matrix was singular at times: its diagonal was raised by a relative {best.jitter:g}")
@@ -145,9 +167,9 @@ def _result(problem: _Problem, best: Outcome, stages: tuple[Stage, ...], resumed
         )
     return Reconstruction(
         inputs=Z if U is None else Z @ U.T,
-        coefficients=alpha,
+        coefficients=fit.alpha.cpu().double(),
         predictions=restricted.network(theta_f, Z),
-        loss=best.loss,
+        loss=float(fit.loss),
         status=best.status,
         trace=best.trace,
         stages=stages,

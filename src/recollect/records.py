@@ -2,12 +2,13 @@
 
 `reconstruction.safetensors`  inputs, coefficients, predictions, trace, singular_values
 `reconstruct.json`            options, loss, status, stages, notes, versions
-`checkpoint.safetensors`      the run itself, for going on where it stopped
+`resume.safetensors`          the run itself, for going on where it stopped
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import platform
@@ -28,7 +29,7 @@ from recollect.victim import Victim
 
 TENSORS = "reconstruction.safetensors"
 FACTS = "reconstruct.json"
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT = "resume.safetensors"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ def write_reconstruction(
         "stages": [{**asdict(stage), "loss": finite(stage.loss)} for stage in found.stages],
         "versions": versions(),
     }
-    write_files({folder / TENSORS: tensor_bytes(tensors), folder / FACTS: json_bytes(content)})
+    packed = tensor_bytes(tensors)
+    content["sha256"] = hashlib.sha256(packed).hexdigest()
+    write_files({folder / TENSORS: packed, folder / FACTS: json_bytes(content)})
     return content
 
 
@@ -83,8 +86,17 @@ def read_reconstruction(folder: Path) -> Record:
     if not _well_formed(facts):
         raise FileError(f"expected the facts of a reconstruction in {folder / FACTS}, got others; reconstruct again")
     tensors, _ = read_tensors(folder / TENSORS)
-    inputs = tensors.get("inputs")
-    if inputs is None or inputs.dim() != 2 or not torch.isfinite(inputs).all():
+    if facts.get("sha256") != hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest():
+        raise FileError(
+            f"expected {TENSORS} and {FACTS} of one run in {folder}, got two that do not belong together; "
+            "reconstruct again"
+        )
+    inputs = tensors["inputs"] if "inputs" in tensors else torch.zeros(0)
+    plain = all(
+        tensor.dtype == torch.float64 and bool(torch.isfinite(tensor).all())
+        for tensor in (inputs, tensors.get("singular_values", inputs))
+    )
+    if not plain or inputs.dim() != 2 or not inputs.numel() or float(inputs.abs().max()) > 1e150:
         raise FileError(f"expected finite `inputs` n×d in {folder / TENSORS}, got none; reconstruct again")
     return Record(
         inputs=inputs,
@@ -106,17 +118,21 @@ def _image_shape(shape: Any, d: int) -> tuple[int, int, int] | None:
 
 def _well_formed(facts: Mapping[str, Any]) -> bool:
     """Whether everything that is shown later has the type it is shown as; the file may come from anywhere."""
-    stages, number = facts.get("stages"), (int, float)
+    stages = facts.get("stages")
+
+    def number(value: Any) -> bool:
+        return isinstance(value, (int, float)) and abs(value) < 1e300
+
     return (
         isinstance(facts.get("rank"), int)
-        and isinstance(facts.get("loss"), (*number, type(None)))
+        and (facts.get("loss") is None or number(facts.get("loss")))
         and all(isinstance(facts.get(name, {}), dict) for name in ("options", "versions"))
         and isinstance(facts.get("notes", []), list)
         and isinstance(stages, list)
         and all(
             isinstance(stage, dict)
-            and isinstance(stage.get("loss"), (*number, type(None)))
-            and isinstance(stage.get("seconds"), number)
+            and (stage.get("loss") is None or number(stage.get("loss")))
+            and number(stage.get("seconds"))
             and {"name", "iterations"} <= set(stage)
             for stage in stages
         )
@@ -124,7 +140,7 @@ def _well_formed(facts: Mapping[str, Any]) -> bool:
 
 
 class FileCheckpoint:
-    """A run in `checkpoint.safetensors`. A file that is damaged or of another computation is ignored and replaced."""
+    """A run in `resume.safetensors`. A file that is damaged or of another computation is ignored and replaced."""
 
     def __init__(self, folder: Path, *, resume: bool = True) -> None:
         self._path = folder / CHECKPOINT
@@ -133,7 +149,7 @@ class FileCheckpoint:
     def load(self, fingerprint: str) -> Saved | None:
         if not self._resume or not self._path.is_file():
             return None
-        with contextlib.suppress(FileError, KeyError, ValueError, TypeError):
+        with contextlib.suppress(FileError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
             tensors, metadata = read_tensors(self._path)
             facts = json.loads(metadata["run"])
             if facts["fingerprint"] != fingerprint:
@@ -145,10 +161,8 @@ class FileCheckpoint:
                     trace=tensors["kept.trace"],
                     **{**facts["best"], "status": Status[facts["best"]["status"]]},
                 )
-            run = Run.of(tensors)
-            return Saved(
-                facts["restart"], run, facts["seconds"], tuple(Stage(**stage) for stage in facts["stages"]), best
-            )
+            stages = tuple(Stage(**stage) for stage in facts["stages"])
+            return Saved(int(facts["restart"]), Run.of(tensors), float(facts["seconds"]), stages, best)
         return None
 
     def save(self, fingerprint: str, saved: Saved) -> None:

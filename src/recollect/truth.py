@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ def write_training(folder: Path, data: Dataset, training: Training, facts: Mappi
     network = victim.network
     if victim.theta_0 is None or not isinstance(network, MLP):
         raise TypeError("a trained victim has θ0 and is an MLP")
-    metadata = Architecture(activation=network.activation, input_shape=data.input_shape).to_metadata()
+    run = hashlib.sha256(tensor_bytes(victim.theta_0) + tensor_bytes({"inputs": data.inputs})).hexdigest()[:16]
+    metadata = Architecture(activation=network.activation, input_shape=data.input_shape, run=run).to_metadata()
     space = data.pixel_space
     pixels = None if space is None else {"shape": space.shape, "mean": space.mean, "std": space.std}
     write_files(
@@ -80,6 +82,8 @@ def read_truth(path: Path) -> Truth:
             "true inputs under that name"
         )
     inputs = inputs.double()
+    if not inputs.numel() or not float(inputs.abs().max()) < 1e100:
+        raise DataError(f"expected finite true inputs of ordinary size in {path}, got others; check the file")
     norms = tensors.get("norms")
     if norms is None or norms.shape != inputs.shape[:1]:
         norms = torch.linalg.vector_norm(inputs, dim=1)
@@ -93,6 +97,7 @@ def _pixel_space(metadata: Mapping[str, str], d: int) -> PixelSpace | None:
             return None
         channels, height, width = (int(size) for size in facts["shape"])
         space = PixelSpace((channels, height, width), float(facts["mean"]), float(facts["std"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
-    return space if channels in (1, 3) and channels * height * width == d else None
+    fits = channels in (1, 3) and height > 0 and width > 0 and channels * height * width == d
+    return space if fits and 0 < space.std < 1e6 and abs(space.mean) < 1e6 else None

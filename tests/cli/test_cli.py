@@ -305,6 +305,54 @@ def test_a_run_that_diverges_says_so(run: Path, tmp_path: Path, capsys: pytest.C
         assert torch.isfinite(load_file(out / "reconstruction.safetensors")["inputs"]).all()
 
 
+def test_inputs_are_never_overwritten(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    init, trained = tmp_path / "init.safetensors", tmp_path / "resume.safetensors"
+    shutil.copy(run / "init.safetensors", init)
+    shutil.copy(run / "trained.safetensors", trained)
+    before = trained.read_bytes()
+    assert "--out elsewhere" in fails(capsys, 2, "reconstruct", init, trained, "--n", 3, "--out", tmp_path)
+    assert trained.read_bytes() == before
+
+
+def test_checkpoints_of_two_runs_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--dataset", "synthetic", *TRAIN, "--seed", "1", "--out", str(tmp_path)]) == 0
+    assert "one training run" in fails(capsys, 2, "inspect", run / "init.safetensors", tmp_path / "trained.safetensors")
+
+
+def test_names_are_shown_and_not_obeyed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in ("init", "trained"):
+        weights = load_file(run / f"{file}.safetensors")
+        save_file(
+            {name.replace("layers", "[/x][red]layers"): value for name, value in weights.items()},
+            tmp_path / f"{file}.safetensors",
+        )
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "[/x][red]layers" in capsys.readouterr().out
+    for name in ("a\nb.weight", "\x1b[2J.weight", "9" * 5000 + ".weight"):
+        save_file({name: torch.ones(3, 2), "1.weight": torch.ones(2, 3)}, tmp_path / "bad.safetensors")
+        assert "readable" in fails(capsys, 2, "inspect", tmp_path / "bad.safetensors", tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize(
+    "option", [["--n", "1e20"], ["--iterations", "100000000000000000000"], ["--out", "x" * 400], ["--basis", "y" * 400]]
+)
+def test_enormous_values(option: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = {"--n": "3", "--out": str(tmp_path / "o"), option[0]: option[1]}
+    fails(capsys, 2, "reconstruct", run, *[word for pair in arguments.items() for word in pair])
+
+
+def test_a_terminal_without_greek(run: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    for extra in ([], ["--json"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "recollect", "inspect", str(run), *extra],
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
 def test_the_disk_is_asked_before_the_work(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     for command in (["reconstruct", run, "--n", 6], ["train", "--dataset", "synthetic", *TRAIN]):

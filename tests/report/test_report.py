@@ -102,6 +102,20 @@ def test_images_that_are_not_square() -> None:
     ] * 2
 
 
+@pytest.mark.parametrize("trace", [torch.zeros(0), torch.zeros(1), torch.full((3,), torch.nan), torch.ones(1)])
+def test_runs_with_nothing_to_plot(trace: torch.Tensor, truth: Truth) -> None:
+    found = replace(record(truth.inputs), trace=trace, singular_values=torch.zeros(3))
+    assert page_of(found, truth).count("<svg") == 3
+
+
+def test_luck_is_called_luck() -> None:
+    """Ten times one point, in one dimension: half of all guesses are right."""
+    X = torch.ones(10, 8, dtype=torch.float64)
+    score = evaluate(record(X), X)
+    assert 0.3 < score.chance["span_recovered"] < 0.7
+    assert "Guessing within the span" in summary(record(X), score)
+
+
 def test_summary_counts(truth: Truth) -> None:
     found = record(torch.cat([truth.inputs[:2], -truth.inputs[2:], truth.inputs[:1] + truth.inputs[1:2]]))
     score = evaluate(found, truth.inputs)

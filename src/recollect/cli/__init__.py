@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -23,6 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C: it keeps the best so far
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", RecollectWarning)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter gets a question mark
     try:
         code = app(
             sys.argv[1:] if arguments is None else arguments,
@@ -44,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             1,
         )
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("alloc", "overflow")):
             raise
         return _fail(
             "expected the run to fit in memory, got out of memory; use fewer points, a smaller --width, or "
@@ -54,6 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _fail(f"expected files that can be read and written, got: {error.strerror or error}; check the paths", 2)
 
 
 def _show_warning(

@@ -17,7 +17,7 @@ from recollect.inspection import inspect as inspect_victim
 from recollect.options import Basis, FullSpace, Projection, Subspace
 from recollect.reconstruct import choose_device
 from recollect.reconstruct import reconstruct as run_attack
-from recollect.records import FileCheckpoint, finite, write_reconstruction
+from recollect.records import CHECKPOINT, FACTS, TENSORS, FileCheckpoint, finite, write_reconstruction
 from recollect.solve import GradientDescent, Status
 
 
@@ -145,6 +145,7 @@ def reconstruct(
     where = choose_device(device)
     check_writable(out)
     victim = load_victim(paths, activation)
+    _protect(paths, out)
     chosen: FullSpace | Subspace | Basis
     if basis is not None:
         chosen = Basis(U=_read_basis(basis))
@@ -196,6 +197,16 @@ def reconstruct(
     if found.status in (Status.SINGULAR, Status.DIVERGED):
         raise RunError(f"{found.status.value} (the best so far is in {out})")
     return 130 if found.status is Status.INTERRUPTED else 0
+
+
+def _protect(paths: tuple[Path, ...], out: Path) -> None:
+    """No input is ever overwritten, whatever it is called and wherever --out points."""
+    ours = {(out / name).resolve() for name in (TENSORS, FACTS, CHECKPOINT)}
+    for path in paths:
+        if path.resolve() in ours:
+            raise OptionError(
+                f"expected --out elsewhere than beside {path}, got a folder where it would be overwritten"
+            )
 
 
 def _read_basis(path: Path) -> torch.Tensor:

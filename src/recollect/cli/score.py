@@ -27,13 +27,13 @@ def evaluate(folder: Path, *, truth: Path, json: Json = False) -> int:
     """
     terminal = Terminal(json=json)
     score = score_of(read_reconstruction(folder), read_truth(truth).inputs)
-    finite_errors, chance = score.errors[score.errors.isfinite()], score.chance
+    chance = score.chance
     terminal.table(
         {
             "ρ": f"{score.rho:.4f}   (missed {score.missed}, spurious {score.spurious})",
             "ρ up to sign": f"{score.rho_up_to_sign:.4f}",
             "ρ to the closest": f"{score.rho_closest:.4f}",
-            "errors": f"median {float(finite_errors.median()):.4f}, worst {float(finite_errors.max()):.4f}",
+            "errors": f"median {float(score.errors.median()):.4f}, worst {float(score.errors.max()):.4f}",
             "recovered": f"{score.recovered:.0%} of the points, with an error below 0.1",
             "chance, sphere": f"{chance['sphere']:.3f}   (up to sign {chance['sphere_up_to_sign']:.3f})",
             "chance, span of the data": f"{chance['span']:.3f}   (up to sign {chance['span_up_to_sign']:.3f})",

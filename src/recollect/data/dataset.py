@@ -63,8 +63,8 @@ def from_arrays(
 ) -> Dataset:
     """Rows scaled to norm √d (as:data_on_sphere) unless `keep_norms`; the basis is an orthonormal span of the rows."""
     inputs, targets = inputs.double(), targets.double()
-    if not (torch.isfinite(inputs).all() and torch.isfinite(targets).all()):
-        raise DataError("expected finite inputs and targets, got NaN or infinite values; clean the data")
+    if not all(float(part.abs().max()) < 1e100 for part in (inputs, targets)):
+        raise DataError("expected finite inputs and targets, got NaN, infinite or enormous values; clean the data")
     norms = torch.linalg.vector_norm(inputs, dim=1)
     if not (norms > 0).all():
         raise DataError(f"expected inputs other than zero, got {int((norms == 0).sum())} zero rows; remove them")
@@ -83,8 +83,8 @@ def span_of(X: Float[Tensor, "n d"]) -> Float[Tensor, "d r"]:
 
 def equal_counts(labels: np.ndarray, n: int, classes: int) -> np.ndarray:
     """Indices of n points, as evenly over the classes as n allows, in file order within each; sorted by class."""
-    if n < 1:
-        raise OptionError(f"expected --n of at least 1, got {n}; ask for one point or more")
+    if not 1 <= n <= 10**8:
+        raise OptionError(f"expected --n between 1 and 10⁸, got {n:.6g}; ask for another number of points")
     share, extra = divmod(n, classes)
     chosen = []
     for label in range(classes):

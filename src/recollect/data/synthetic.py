@@ -13,8 +13,8 @@ from recollect.seeds import stream
 
 def synthetic(*, n: int = 100, dim: int = 60, rank: int = 30, noise: float = 0.5, seed: int = 0) -> Dataset:
     """x_i = √d·Uz_i/‖z_i‖ with z_i ~ N(0, I_r), U random orthonormal, g_j ~ N(0, 1/d), ε_i ~ N(0, σ²)."""
-    if n < 1 or dim < 1:
-        raise OptionError(f"expected --n and --dim of at least 1, got {n} and {dim}; give positive sizes")
+    if not (1 <= n <= 10**8 and 1 <= dim <= 10**8):
+        raise OptionError(f"expected --n and --dim between 1 and 10⁸, got {n:.6g} and {dim:.6g}; give other sizes")
     if not 1 <= rank <= dim:
         raise OptionError(f"expected --rank between 1 and --dim {dim}, got {rank}; a subspace of R^{dim} has no other")
     if not (math.isfinite(noise) and noise >= 0):

@@ -37,8 +37,10 @@ def loss_trace(trace: Sequence[float]) -> str:
     keep = np.isfinite(values) & (values > 0)
 
     def draw(axes: Axes) -> None:
-        axes.plot(np.flatnonzero(keep) + 1, values[keep], color=_BLUE, linewidth=1.4)
-        axes.set(xscale="log", yscale="log", xlabel="iteration", ylabel="‖P⊥Δθ‖² / ‖Δθ‖²")
+        axes.plot(
+            np.flatnonzero(keep) + 1, values[keep], color=_BLUE, linewidth=1.4, marker="." if keep.sum() < 2 else ""
+        )
+        axes.set(**_log(keep, "xscale", "yscale"), xlabel="iteration", ylabel="‖P⊥Δθ‖² / ‖Δθ‖²")
 
     return _svg(draw)
 
@@ -55,7 +57,7 @@ def spectrum_plot(singular_values: Sequence[float], rank: int) -> str:
         outside = (index > rank) & (values > 0)
         axes.scatter(index[inside], values[inside], s=12, color=_BLUE, label=f"used: {rank}")
         axes.scatter(index[outside], values[outside], s=12, color=_INK, alpha=0.4, label="left out")
-        axes.set(yscale="log", xlabel="index", ylabel="singular value of ΔW1")
+        axes.set(**_log(values > 0, "yscale"), xlabel="index", ylabel="singular value of ΔW1")
         axes.legend(frameon=False)
 
     return _svg(draw)
@@ -73,9 +75,14 @@ def error_plot(errors: Sequence[float], threshold: float, chance: float | None) 
             axes.axhline(chance, color=_ORANGE, linewidth=0.8)
             axes.text(1, chance, "chance, within the span", va="bottom", fontsize=8, color=_ORANGE)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(yscale="log", xlabel="points, sorted", ylabel="error ‖x − x̂‖ / ‖x‖")
+        axes.set(**_log(values > 0, "yscale"), xlabel="points, sorted", ylabel="error ‖x − x̂‖ / ‖x‖")
 
     return _svg(draw)
+
+
+def _log(positive: np.ndarray, *axes: str) -> dict[str, str]:
+    """Logarithmic axes where there is anything that has a logarithm."""
+    return dict.fromkeys(axes, "log" if positive.any() else "linear")
 
 
 def _svg(draw: Callable[[Axes], None]) -> str:

@@ -102,6 +102,9 @@ def summary(record: Record, score: Score | None) -> str:
     n = len(score.errors)
     recovered = round(score.recovered * n)
     sentence = f"{recovered} of {n} training points were read back from the weights with an error below {RECOVERED:g}."
+    lucky = score.chance["span_recovered"]
+    if lucky > 0.005:
+        sentence += f" Guessing within the span of the data would have found {lucky:.0%} of them."
     if score.missed or score.spurious:
         sentence += f" {score.missed} were not looked for, {score.spurious} candidates match nothing."
     return sentence

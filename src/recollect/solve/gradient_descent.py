@@ -30,8 +30,10 @@ class GradientDescent:
             raise OptionError(f"expected --step of a positive number, got {self.step_size}; the paper uses 20 and 2000")
         if not 0 <= self.momentum < 1:
             raise OptionError(f"expected --momentum in [0, 1), got {self.momentum}; the paper uses 0.9")
-        if self.iterations < 1:
-            raise OptionError(f"expected --iterations of at least 1, got {self.iterations}; the paper uses 10000")
+        if not 1 <= self.iterations <= 10**8:
+            raise OptionError(
+                f"expected --iterations between 1 and 10⁸, got {self.iterations:.6g}; the paper uses 10000"
+            )
 
     def init(self, Z: Float[Tensor, "n r"]) -> State:
         return {"Z": Z, "velocity": torch.zeros_like(Z)}

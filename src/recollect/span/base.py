@@ -12,6 +12,7 @@ The gradient never goes through the solve. α minimises the residual, so by the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -59,7 +60,7 @@ class Span(Protocol):
 
 
 class Weights:
-    """θf and Δθ of the chosen parameters, on the device and in the precision of the computation.
+    """θf and Δθ/‖Δθ‖ of the chosen parameters, on the device and in the precision of the computation.
 
     Δθ is subtracted in float64 before it is rounded: a float32 attack on a float64 victim keeps all of Δθ's digits.
     """
@@ -71,15 +72,18 @@ class Weights:
             for name, tensor in victim.theta_f.items()
         }
         delta = victim.delta(names)
-        self.delta = {name: tensor.to(device, dtype) for name, tensor in delta.items()}
         self.equations = sum(tensor.numel() for tensor in delta.values())
         first = victim.network.first
-        self.outside = victim.outside if first is not None and first.weight in names else 0.0
-        self.delta_squared = sum(float(tensor.square().sum()) for tensor in delta.values()) + self.outside
-        if not self.delta_squared > 0:
+        outside = victim.outside if first is not None and first.weight in names else 0.0
+        self.length = math.sqrt(sum(float(tensor.square().sum()) for tensor in delta.values()) + outside)
+        """‖Δθ‖. The span explains Δθ/‖Δθ‖, which no precision can round to nothing; α is multiplied back."""
+        if not (math.isfinite(self.length) and self.length > 0):
             raise VictimError(
-                f"expected training to have moved {', '.join(names)}, got no change; choose other --parameters"
+                f"expected training to have moved {', '.join(names)}, got a change of norm {self.length:g}; "
+                "choose other --parameters"
             )
+        self.outside = outside / self.length**2
+        self.delta = {name: (tensor / self.length).to(device, dtype) for name, tensor in delta.items()}
 
     def pass_flops(self, n: int) -> float:
         """Operations of one forward and one backward pass of n points."""
@@ -87,4 +91,4 @@ class Weights:
 
     def loss(self, residual_squared: Tensor) -> Tensor:
         """‖R‖²/‖Δθ‖², counting in R what a restriction of the first layer put out of reach."""
-        return (residual_squared + self.outside) / self.delta_squared
+        return residual_squared + self.outside

@@ -47,7 +47,7 @@ class DenseSpan:
         alpha = solve_gram(G @ G.T, (G @ delta)[:, None], jitter).to(X.dtype).reshape(len(X), -1)
         R = residual(weights.delta, vjp(outputs_at(weights, X), chosen(weights))(alpha))
         slope = envelope_gradient(weights, X, alpha, R) if gradient else None
-        return Fit(weights.loss(squared_norm(R)), alpha, slope)
+        return Fit(weights.loss(squared_norm(R)), weights.length * alpha, slope)
 
 
 def dense_bytes(victim: Victim, names: tuple[str, ...], n: int, dtype: torch.dtype) -> int:

@@ -72,7 +72,7 @@ class ImplicitSpan:
         self._unconverged += not converged
         R = residual(weights.delta, transpose(alpha))
         slope = envelope_gradient(weights, X, alpha, R) if gradient else None
-        return Fit(weights.loss(squared_norm(R)), alpha, slope)
+        return Fit(weights.loss(squared_norm(R)), weights.length * alpha, slope)
 
 
 def conjugate_gradients(A: Callable[[Tensor], Tensor], b: Tensor, tolerance: float) -> tuple[Tensor, int, bool]:

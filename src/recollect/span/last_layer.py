@@ -53,8 +53,8 @@ class LastLayerSpan:
         R = torch.addmm(delta, alpha.T, H, alpha=-1)
         loss = weights.loss(torch.linalg.vector_norm(R, dtype=torch.float64).square())
         if not gradient:
-            return Fit(loss, alpha, None)
+            return Fit(loss, weights.length * alpha, None)
         # ∂⟨α, H(X)Rᵀ⟩/∂H = αR, without the constant feature of the bias.
-        cotangent = (-2 / weights.delta_squared * alpha) @ R[:, : features.shape[1]]
+        cotangent = (-2 * alpha) @ R[:, : features.shape[1]]
         (slope,) = torch.autograd.grad(features, X, cotangent)
-        return Fit(loss, alpha, slope)
+        return Fit(loss, weights.length * alpha, slope)

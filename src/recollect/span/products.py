@@ -44,10 +44,10 @@ def squared_norm(v: Theta) -> Tensor:
 
 
 def envelope_gradient(weights: Weights, X: Float[Tensor, "n d"], alpha: Tensor, R: Theta) -> Float[Tensor, "n d"]:
-    """−2/‖Δθ‖² · ∇_X ⟨α, G(X)R⟩, with α and R held fixed."""
+    """−2∇_X ⟨α, G(X)R⟩, with α and R held fixed; both are of Δθ/‖Δθ‖, so nothing is left to divide by."""
 
     def correlation(X: Tensor) -> Tensor:
         return (alpha * jvp(outputs_at(weights, X), chosen(weights), R)).sum()
 
     slope: Tensor = torch.func.grad(correlation)(X)
-    return -2 / weights.delta_squared * slope
+    return -2 * slope

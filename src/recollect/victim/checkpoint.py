@@ -18,6 +18,8 @@ from recollect.shapes import Tensor
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = ("module.", "_orig_mod.")
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_LARGEST = 1e100
+"""Weights beyond this are broken, and their squares would overflow."""
 _LIMIT = 64 * 2**30
 """A `.pt` archive that claims to unpack to more than this is refused before anything is allocated."""
 
@@ -41,18 +43,27 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not state:
         raise CheckpointError(f"expected tensors in {path}, got none; save the model's state_dict")
     for name, tensor in state.items():
-        if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided:
-            kind = f"{tensor.layout} {tensor.dtype}".replace("torch.", "").removeprefix("strided ")
-            raise CheckpointError(
-                f"expected plain floating-point weights in {path}, got {name} as {kind}; dequantise the model first"
-            )
-        if not torch.isfinite(tensor).all():
-            bad = int((~torch.isfinite(tensor)).sum())
-            raise CheckpointError(
-                f"expected finite weights in {path}, got {bad} NaN or infinite in {name}; use a checkpoint from "
-                "before it broke"
-            )
+        _check_tensor(path, name, tensor)
     return state, metadata
+
+
+def _check_tensor(path: Path, name: str, tensor: Tensor) -> None:
+    if len(name) > 200 or not name.isprintable():
+        raise CheckpointError(f"expected readable tensor names in {path}, got {name[:40]!a}; save the model again")
+    kind = f"{tensor.layout} {tensor.dtype}".replace("torch.", "").removeprefix("strided ")
+    if tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
+        raise CheckpointError(
+            f"expected plain floating-point weights in {path}, got {name} as {kind}; dequantise the model first"
+        )
+    if not 1 <= tensor.dim() <= 8 or tensor.numel() == 0:
+        raise CheckpointError(
+            f"expected weights in {path}, got {name} of shape {list(tensor.shape)[:9]}; check the model"
+        )
+    largest = float(tensor.abs().max())
+    if not largest < _LARGEST:
+        bad = int((~torch.isfinite(tensor)).sum())
+        what = f"{bad} NaN or infinite in {name}" if bad else f"{largest:.3g} in {name}"
+        raise CheckpointError(f"expected finite weights in {path}, got {what}; use a checkpoint from before it broke")
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
@@ -87,15 +98,19 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     return _state_dict(content, path)
 
 
-def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+def _state_dict(content: Any, path: Path, depth: int = 0) -> dict[str, Tensor]:
     if isinstance(content, Mapping):
         for key in _WRAPPERS:
-            if isinstance(content.get(key), Mapping):
-                return _state_dict(content[key], path)
+            if isinstance(content.get(key), Mapping) and depth < 4:  # a hostile dictionary may hold itself
+                return _state_dict(content[key], path, depth + 1)
         tensors = {str(name): value.detach() for name, value in content.items() if isinstance(value, Tensor)}
         if tensors and len(tensors) == len(content):
             return {_strip(name): value for name, value in tensors.items()}
-    found = ", ".join(map(str, list(content)[:4])) if isinstance(content, Mapping) else type(content).__name__
+    found = (
+        ", ".join(f"{str(key)[:40]!a}" for key in list(content)[:4])
+        if isinstance(content, Mapping)
+        else type(content).__name__
+    )
     raise CheckpointError(f"expected a state dict of tensors in {path}, got {found}; save model.state_dict()")
 
 

@@ -24,9 +24,12 @@ class Architecture:
 
     activation: str = "relu"
     input_shape: tuple[int, ...] | None = None
+    run: str | None = None
+    """A name that the two checkpoints of one training run share."""
 
     def to_metadata(self) -> dict[str, str]:
-        return {METADATA_KEY: json.dumps({"activation": self.activation, "input_shape": self.input_shape})}
+        facts = {"activation": self.activation, "input_shape": self.input_shape, "run": self.run}
+        return {METADATA_KEY: json.dumps(facts)}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Architecture:
@@ -36,8 +39,10 @@ class Architecture:
             shape = None if shape is None else tuple(int(size) for size in shape)
             if shape is not None and (not 1 <= len(shape) <= 3 or min(shape) < 1 or max(shape) > 2**20):
                 raise ValueError
-            return cls(activation=check_activation(str(content.get("activation", "relu"))).name, input_shape=shape)
-        except (ValueError, TypeError, AttributeError, RecursionError):
+            name = check_activation(str(content.get("activation", "relu"))).name
+            run = content.get("run")
+            return cls(activation=name, input_shape=shape, run=run if isinstance(run, str) else None)
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise CheckpointError(
                 f"expected the metadata entry {METADATA_KEY!r} to describe a network, got something else; remove it "
                 "from the file"

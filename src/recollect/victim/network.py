@@ -147,8 +147,10 @@ def _linear(theta: Theta, layer: Layer, A: Tensor) -> Tensor:
 def mlp(d: int, width: int, c: int, *, depth: int = 2, bias: bool = False, activation: str = "relu") -> MLP:
     """An L-layer network of constant width, its layers named `layers.0`, `layers.1`, …"""
     _check_sizes(d=d, width=width, outputs=c)
-    if depth < 2:
-        raise OptionError(f"expected --depth of at least 2 weight matrices, got {depth}; a linear model hides nothing")
+    if not 2 <= depth <= 1000:
+        raise OptionError(
+            f"expected --depth from 2 to 1000 weight matrices, got {depth:.6g}; the paper uses 2, 3 and 5"
+        )
     layers = tuple(Layer(f"layers.{k}.weight", f"layers.{k}.bias" if bias else None) for k in range(depth))
     return MLP(widths=(d, *[width] * (depth - 1), c), layers=layers, activation=activation)
 
@@ -192,5 +194,5 @@ def initial_theta(network: MLP, *, init: str, generator: torch.Generator, dtype:
 
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if size < 1:
-            raise OptionError(f"expected {name} of at least 1, got {size}; give a positive size")
+        if not 1 <= size <= 10**8:
+            raise OptionError(f"expected {name} between 1 and 10⁸, got {size:.6g}; give a size a machine can hold")

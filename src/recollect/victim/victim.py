@@ -48,7 +48,7 @@ class Victim:
         The activation comes from the argument, else from the file (checkpoints made here say it), else it is ReLU.
         """
         theta_f, metadata = load_checkpoint(Path(trained))
-        theta_0 = None if init is None else load_checkpoint(Path(init))[0]
+        theta_0, earlier = (None, metadata) if init is None else load_checkpoint(Path(init))
         if theta_0 is not None:
             _check_same(theta_0, theta_f)
             if all(torch.equal(theta_0[name], theta_f[name]) for name in theta_f):
@@ -56,7 +56,12 @@ class Victim:
                     f"expected weights before and after training, got the same weights in {init} and {trained}; "
                     "give the checkpoint from before training first"
                 )
-        architecture = Architecture.from_metadata(metadata)
+        architecture, before = Architecture.from_metadata(metadata), Architecture.from_metadata(earlier)
+        if None not in (architecture.run, before.run) and architecture.run != before.run:
+            raise CheckpointError(
+                f"expected two checkpoints of one training run, got {init} and {trained} of two; train again, or "
+                "give the right pair"
+            )
         network = infer_network(theta_f, activation or architecture.activation)
         shape = architecture.input_shape
         if shape is not None and torch.Size(shape).numel() != network.d:
