@@ -170,6 +170,7 @@ def test_bad_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--speed", "9"], "--speed"),
         (["reconstruct", "RUN", "--n", "many", "--out", "OUT"], "--n"),
         (["reconstruct", "RUN", "--n", "0", "--out", "OUT"], "--n"),
+        (["reconstruct", "RUN", "--n", "10.7", "--out", "OUT"], "10.7"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--step", "nan"], "--step"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--iterations", "-4"], "--iterations"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--rank", "99"], "--rank"),

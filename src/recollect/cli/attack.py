@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from recollect.cli.common import DTYPES, Device, Json, Seed, app, check_seed, load_victim
+from recollect.cli.common import DTYPES, Count, Device, Json, Seed, app, check_seed, load_victim
 from recollect.console import Terminal
 from recollect.errors import OptionError, RunError
 from recollect.files import check_writable, read_tensors
@@ -72,7 +72,7 @@ def inspect(*paths: Path, activation: str | None = None, json: Json = False) -> 
 @app.command
 def reconstruct(
     *paths: Path,
-    n: int,
+    n: Count,
     out: Path,
     solver: Literal["auto", "gd"] = "auto",
     space: Literal["subspace", "full"] = "subspace",
@@ -83,8 +83,8 @@ def reconstruct(
     norm: float | Literal["sqrt-d", "free"] | None = None,
     step: float | None = None,
     momentum: float = 0.9,
-    iterations: int = 10_000,
-    restarts: int = 1,
+    iterations: Count = 10_000,
+    restarts: Count = 1,
     dtype: Literal["float32", "float64"] = "float32",
     activation: str | None = None,
     seed: Seed = 0,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, Token
 
 from recollect import __version__
 from recollect.errors import OptionError
@@ -24,7 +25,18 @@ app = App(
 Flag = Parameter(negative="")
 Json = Annotated[bool, Parameter(negative="", help="Print one JSON object on stdout and nothing else there.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where to compute.")]
-Seed = Annotated[int, Parameter(help="Same seed, same machine, same bits.")]
+
+
+def _whole(_: type, tokens: Sequence[Token]) -> int:
+    """A whole number as it is written: 10.7 is a mistake and not 11."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"expected a whole number, got {tokens[0].value!r}.") from None
+
+
+Count = Annotated[int, Parameter(converter=_whole)]
+Seed = Annotated[int, Parameter(converter=_whole, help="Same seed, same machine, same bits.")]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 

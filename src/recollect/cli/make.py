@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from recollect.cli.common import DTYPES, Device, Flag, Json, Seed, app, check_seed, score_json
+from recollect.cli.common import DTYPES, Count, Device, Flag, Json, Seed, app, check_seed, score_json
 from recollect.console import Terminal
 from recollect.data import load_dataset
 from recollect.files import check_writable
@@ -46,22 +46,22 @@ def demo(*, out: Path = Path("recollect-demo"), seed: Seed = 0, json: Json = Fal
 def train(
     *,
     dataset: str,
-    n: int,
+    n: Count,
     out: Path,
-    dim: int = 60,
-    rank: int = 30,
+    dim: Count = 60,
+    rank: Count = 30,
     noise: float = 0.5,
     keep_norms: Annotated[bool, Flag] = False,
     victim: Literal["mlp", "rf"] = "mlp",
-    width: int,
-    depth: int = 2,
+    width: Count,
+    depth: Count = 2,
     bias: Annotated[bool, Flag] = False,
     activation: str = "relu",
     init: Literal["fan-in", "torch"] = "fan-in",
     loss: Literal["mse-mean", "mse-sum"] = "mse-mean",
     learning_rate: float | Literal["auto"] = "auto",
     tolerance: float = 1e-7,
-    max_steps: int = 200_000,
+    max_steps: Count = 200_000,
     dtype: Literal["float32", "float64"] = "float32",
     seed: Seed = 0,
     device: Device = "auto",
