@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+import torch
+
 import recollect
+from recollect.threads import threads_for
 
 
 def test_the_mathematics_runs_without_the_comforts() -> None:
@@ -37,3 +41,19 @@ def test_everything_public_is_there_and_documented() -> None:
         words = getattr(recollect, name).__doc__
         assert words, name
         assert not words.startswith(f"{name}("), name  # what a dataclass says when nobody wrote anything
+
+
+def test_threads_are_put_back() -> None:
+    cpu = torch.device("cpu")
+    torch.set_num_threads(2)
+    with threads_for(1.0, cpu):
+        assert torch.get_num_threads() == 1
+    with threads_for(1e12, cpu):
+        assert torch.get_num_threads() == 2
+
+    def failing() -> None:
+        with threads_for(1.0, cpu):
+            raise ValueError
+
+    pytest.raises(ValueError, failing)
+    assert torch.get_num_threads() == 2

@@ -18,6 +18,7 @@ from recollect.errors import OptionError, TrainingDidNotConverge, TrainingDiverg
 from recollect.progress import Progress, quiet
 from recollect.seeds import stream
 from recollect.shapes import Float, Tensor, Theta
+from recollect.threads import threads_for
 from recollect.victim import MLP, Victim
 
 _CHECK = 10
@@ -91,7 +92,8 @@ def train(
     trained = network.trained
     theta = {name: tensor.clone().requires_grad_(name in trained) for name, tensor in theta_0.items()}
     mse = first = math.nan
-    with progress("training", None) as report:
+    work = 6.0 * n * sum(tensor.numel() for tensor in theta.values())  # a forward and a backward pass
+    with progress("training", None) as report, threads_for(work, X.device):
         for k in range(optimiser.max_steps + 1):
             outputs = network(theta, X)
             if k % _CHECK == 0 or k == optimiser.max_steps:
