@@ -53,7 +53,8 @@ def test_threads_are_put_back() -> None:
 
     def failing() -> None:
         with threads_for(1.0, cpu):
-            raise ValueError
+            raise ArithmeticError
 
-    pytest.raises(ValueError, failing)
+    with pytest.raises(ArithmeticError):
+        failing()
     assert torch.get_num_threads() == 2
