@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from recollect.cli.common import DTYPES, Count, Device, Json, Seed, app, check_seed, load_victim
+from recollect.cli.common import DTYPES, Count, Device, Json, Seed, announce_svd, app, check_seed, load_victim
 from recollect.console import Terminal
 from recollect.errors import OptionError, RunError
 from recollect.files import check_writable, read_tensors
@@ -35,7 +35,9 @@ def inspect(*paths: Path, activation: str | None = None, json: Json = False) -> 
         The network's activation; by default what the checkpoint says, else relu.
     """
     terminal = Terminal(json=json)
-    looked = inspect_victim(load_victim(paths, activation))
+    victim = load_victim(paths, activation)
+    announce_svd(terminal, victim)
+    looked = inspect_victim(victim)
     values = None if looked.spectrum is None else looked.spectrum.singular_values.tolist()
     rows: dict[str, object] = {
         "victim": looked.description,
@@ -150,6 +152,8 @@ def reconstruct(
     if basis is not None:
         chosen = Basis(U=_read_basis(basis))
     else:
+        if space == "subspace":
+            announce_svd(terminal, victim)
         chosen = FullSpace() if space == "full" else Subspace(rank=None if rank == "auto" else rank)
     attack = Projection(
         space=chosen,

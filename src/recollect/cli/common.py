@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,6 +11,7 @@ import torch
 from cyclopts import App, Parameter, Token
 
 from recollect import __version__
+from recollect.console import Terminal
 from recollect.errors import OptionError
 from recollect.metrics import Score
 from recollect.records import finite
@@ -52,6 +54,14 @@ def load_victim(paths: tuple[Path, ...], activation: str | None) -> Victim:
     if activation is not None:
         check_activation(activation)
     return Victim.load(*paths, activation=activation)
+
+
+def announce_svd(terminal: Terminal, victim: Victim) -> None:
+    """The decomposition of ΔW1 cannot report how far it is; where it takes seconds, say at least what is going on."""
+    first = victim.network.first
+    shape = () if first is None else tuple(victim.theta_f[first.weight].shape)
+    if math.prod(shape) > 4_000_000:
+        terminal.note(f"decomposing ΔW1, {shape[0]}×{shape[1]} …")
 
 
 def score_json(score: Score) -> dict[str, Any]:
