@@ -78,7 +78,9 @@ def tell(out: Path, *, seed: int, say: Callable[[str], None], progress: Progress
     pairs = image_pairs(record, truth, score)
     true, recovered = (np.stack([getattr(pair, side) for pair in pairs]) for side in ("true", "recovered"))
     picture = sheet(true, recovered, [f"error {pair.error:.3f}" for pair in pairs])
-    write_files({out / "report.html": render(record, truth, score).encode(), out / "pairs.png": picture})
+    write_files(
+        {out / "report.html": render(record, truth, score).encode(errors="replace"), out / "pairs.png": picture}
+    )
     say(
         f"4. Compared with the truth: {round(score.recovered * N)} of {N} photographs recovered (error below 0.1); "
         f"median error {float(score.errors.median()):.3f}, where guessing scores {score.chance['span']:.2f}."

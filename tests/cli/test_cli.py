@@ -354,6 +354,10 @@ def test_a_terminal_without_greek(run: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_an_error_is_one_line_whatever_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fails(capsys, 2, "train", "--dataset", "a\nb\x1b[2J.npz", "--n", 3, "--width", 9, "--out", tmp_path / "out")
+
+
 def test_the_disk_is_asked_before_the_work(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     for command in (["reconstruct", run, "--n", 6], ["train", "--dataset", "synthetic", *TRAIN]):

@@ -167,6 +167,8 @@ def test_npz_files(tmp_path: Path) -> None:
     assert load_dataset(str(tmp_path / "arrays.npz"), 5).inputs.shape == (5, 4)
     np.savez(tmp_path / "big.npz", images=images, labels=(np.arange(12) % 3).astype(">i8"))
     assert torch.equal(load_dataset(str(tmp_path / "big.npz"), 6).targets, data.targets)
+    np.savez(tmp_path / "hollow.npz", inputs=np.zeros((3, 0)), targets=np.zeros(3))
+    np.savez(tmp_path / "flat.npz", images=np.zeros((12, 0, 8), np.uint8), labels=np.arange(12) % 3)
     np.savez(tmp_path / "scalar.npz", images=np.uint8(3), labels=np.arange(12) % 3)
     np.savez(tmp_path / "objects.npz", images=np.array([{}], dtype=object), labels=np.zeros(1, int))
     np.savez(tmp_path / "names.npz", x=images)
@@ -175,7 +177,19 @@ def test_npz_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "nan.npz", inputs=np.full((3, 4), np.nan), targets=np.zeros(3))
     np.savez(tmp_path / "zero.npz", inputs=np.zeros((3, 4)), targets=np.zeros(3))
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 no")
-    for name in ("scalar", "objects", "names", "labels", "floats", "nan", "zero", "broken", "missing"):
+    for name in (
+        "hollow",
+        "flat",
+        "scalar",
+        "objects",
+        "names",
+        "labels",
+        "floats",
+        "nan",
+        "zero",
+        "broken",
+        "missing",
+    ):
         with pytest.raises((DataError, OptionError), match="expected"):
             load_dataset(str(tmp_path / f"{name}.npz"), 3)
     with pytest.raises(OptionError, match="--n"):

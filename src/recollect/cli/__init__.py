@@ -75,5 +75,7 @@ def _show_warning(
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"recollect: {message}\n")
+    # One line, whatever a hostile name in it holds.
+    line = "".join(letter if letter.isprintable() else " " for letter in message)
+    sys.stderr.write(f"recollect: {line}\n")
     return code

@@ -64,7 +64,7 @@ def report(folder: Path, *, truth: Path | None = None, json: Json = False) -> in
     known = None if truth is None else read_truth(truth)
     score = None if known is None else score_of(record, known.inputs)
     path = folder / "report.html"
-    write_bytes(path, render(record, known, score).encode())
+    write_bytes(path, render(record, known, score).encode(errors="replace"))
     terminal.say(summary(record, score))
     terminal.say(f"Written to {path}.")
     terminal.answer({"report": str(path), **(score_json(score) if score else {})})

@@ -36,7 +36,7 @@ def from_images(
     """n images (N×H×W or N×H×W×3 bytes), equal counts of each class in file order; targets one-hot."""
     if images.ndim == 3:
         images = images[..., None]
-    if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3):
+    if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3) or images.size == 0:
         raise DataError(
             f"expected images N×H×W or N×H×W×3 as bytes, got {list(images.shape)} {images.dtype}; convert them"
         )
@@ -63,6 +63,10 @@ def from_arrays(
 ) -> Dataset:
     """Rows scaled to norm √d (as:data_on_sphere) unless `keep_norms`; the basis is an orthonormal span of the rows."""
     inputs, targets = inputs.double(), targets.double()
+    if not inputs.numel() or not targets.numel():
+        raise DataError(
+            f"expected inputs and targets, got {list(inputs.shape)} and {list(targets.shape)}; check the data"
+        )
     if not all(float(part.abs().max()) < 1e100 for part in (inputs, targets)):
         raise DataError("expected finite inputs and targets, got NaN, infinite or enormous values; clean the data")
     norms = torch.linalg.vector_norm(inputs, dim=1)
