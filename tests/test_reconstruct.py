@@ -33,7 +33,7 @@ from recollect.victim import initial_theta, mlp
 def trained() -> tuple[Victim, Dataset]:
     """Two layers, one class a point, wide enough for gradient descent: the paper's CIFAR-10 setting, small."""
     inputs = torch.randn(5, 12, generator=generator(0), dtype=F64)
-    data = from_arrays("points", inputs, torch.eye(5, dtype=F64))
+    data = from_arrays(inputs, torch.eye(5, dtype=F64))
     network = mlp(12, 600, 5)
     theta_0 = initial_theta(network, init="fan-in", generator=generator(1), dtype=F64)
     return train(network, theta_0, data.inputs, data.targets, tolerance=1e-7).victim, data

@@ -55,9 +55,10 @@ def test_a_folder_in_the_way_stops_all_of_the_files(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="b is a folder"):
         write_files({tmp_path / "a": b"1", tmp_path / "b": b"2"})
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
-    (tmp_path / ".a.killed").write_bytes(b"half")
+    (tmp_path / ".a.recollect-killed").write_bytes(b"half")
+    (tmp_path / ".a.bak").write_bytes(b"not ours")
     write_files({tmp_path / "a": b"1"})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.bak", "a", "b"]
 
 
 def test_files_of_two_runs_are_not_read_as_one(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ from torch import Tensor
 
 from recollect.errors import FileError
 
+_TEMPORARY = ".recollect-"
+"""In the name of every temporary file, so that those of a killed run can be told from other people's."""
+
 
 def write_files(contents: Mapping[Path, bytes]) -> None:
     """Write several files, all or none: each beside its target and to the disk first, and only then the renames."""
@@ -32,9 +35,9 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder")
-            for stale in path.parent.glob(f".{glob.escape(path.name)}.*"):  # left by a run that was killed
+            for stale in path.parent.glob(f".{glob.escape(path.name)}{_TEMPORARY}*"):  # left by a run that was killed
                 stale.unlink()
-            handle, staged[path] = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            handle, staged[path] = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}{_TEMPORARY}")
             with os.fdopen(handle, "wb") as stream:
                 stream.write(content)
                 stream.flush()

@@ -101,8 +101,7 @@ def reconstruct(
         if outcome.status is Status.INTERRUPTED:
             best = replace(best, status=Status.INTERRUPTED)
             break
-    if best is None:
-        raise OptionError(f"expected --restarts of at least {first + 1} to resume, got {attack.restarts}; ask for more")
+    assert best is not None  # there is at least one start
     return _result(problem, replace(best, Z=best.Z.to(device)), stages, resumed_at)
 
 

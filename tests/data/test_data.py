@@ -246,6 +246,6 @@ def test_absurd_requests_are_refused(dataset: str, options: dict[str, int]) -> N
 
 def test_arrays_are_scaled_to_the_sphere() -> None:
     X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    data = from_arrays("x", X, torch.zeros(4, 1))
+    data = from_arrays(X, torch.zeros(4, 1))
     torch.testing.assert_close(data.inputs.norm(dim=1), torch.full((4,), 3**0.5, dtype=torch.float64))
     torch.testing.assert_close(data.norms.float(), X.norm(dim=1))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from recollect.cli.common import Json, app, score_json
 from recollect.console import Terminal
@@ -11,19 +14,15 @@ from recollect.metrics import evaluate as score_of
 from recollect.records import read_reconstruction
 from recollect.truth import read_truth
 
+Folder = Annotated[Path, Parameter(help="Folder that `reconstruct` wrote.")]
+TruthFile = Annotated[Path, Parameter(help="A .safetensors or .npz file that holds `inputs`.")]
+
 
 @app.command
-def evaluate(folder: Path, *, truth: Path, json: Json = False) -> int:
+def evaluate(folder: Folder, *, truth: TruthFile, json: Json = False) -> int:
     """Score a reconstruction against the true inputs.
 
     Example: recollect evaluate run/found --truth run/truth.safetensors
-
-    Parameters
-    ----------
-    folder
-        Folder that `reconstruct` wrote.
-    truth
-        A .safetensors or .npz file that holds `inputs`.
     """
     terminal = Terminal(json=json)
     score = score_of(read_reconstruction(folder), read_truth(truth).inputs)
@@ -45,17 +44,10 @@ def evaluate(folder: Path, *, truth: Path, json: Json = False) -> int:
 
 
 @app.command
-def report(folder: Path, *, truth: Path | None = None, json: Json = False) -> int:
+def report(folder: Folder, *, truth: TruthFile | None = None, json: Json = False) -> int:
     """Write DIR/report.html: one self-contained page, with the truth beside the reconstruction where it is given.
 
     Example: recollect report run/found --truth run/truth.safetensors
-
-    Parameters
-    ----------
-    folder
-        Folder that `reconstruct` wrote.
-    truth
-        A .safetensors or .npz file that holds `inputs`.
     """
     from recollect.report import render, summary
 

@@ -17,7 +17,6 @@ from recollect.shapes import Float, Tensor
 class Dataset:
     """Everything about the training data, in float64. Only training and scoring may see it."""
 
-    name: str
     inputs: Float[Tensor, "n d"]
     targets: Float[Tensor, "n c"]
     basis: Float[Tensor, "d r"]
@@ -30,9 +29,7 @@ class Dataset:
         return None if self.pixel_space is None else self.pixel_space.shape
 
 
-def from_images(
-    name: str, images: np.ndarray, labels: np.ndarray, n: int, *, classes: int, keep_norms: bool = False
-) -> Dataset:
+def from_images(images: np.ndarray, labels: np.ndarray, n: int, *, classes: int, keep_norms: bool = False) -> Dataset:
     """n images (N×H×W or N×H×W×3 bytes), equal counts of each class in file order; targets one-hot."""
     if images.ndim == 3:
         images = images[..., None]
@@ -50,11 +47,10 @@ def from_images(
             "expected images that differ from one another, got a single colour throughout; choose other images"
         )
     targets = torch.nn.functional.one_hot(torch.from_numpy(labels[chosen]).long(), classes).double()
-    return from_arrays(name, space.standardise(pixels.flatten(1)), targets, keep_norms=keep_norms, pixel_space=space)
+    return from_arrays(space.standardise(pixels.flatten(1)), targets, keep_norms=keep_norms, pixel_space=space)
 
 
 def from_arrays(
-    name: str,
     inputs: Float[Tensor, "n d"],
     targets: Float[Tensor, "n c"],
     *,
@@ -74,7 +70,7 @@ def from_arrays(
         raise DataError(f"expected inputs other than zero, got {int((norms == 0).sum())} zero rows; remove them")
     if not keep_norms:
         inputs = math.sqrt(inputs.shape[1]) * inputs / norms[:, None]
-    return Dataset(name, inputs, targets, span_of(inputs), norms, pixel_space)
+    return Dataset(inputs, targets, span_of(inputs), norms, pixel_space)
 
 
 def span_of(X: Float[Tensor, "n d"]) -> Float[Tensor, "d r"]:

@@ -30,12 +30,12 @@ def load_dataset(
         return synthetic(n=n, dim=dim, rank=rank, noise=noise, seed=seed)
     if dataset in ("photos", "digits"):
         images, labels = photos() if dataset == "photos" else digits()
-        return from_images(dataset, images, labels, n, classes=2 if dataset == "photos" else 10, keep_norms=keep_norms)
+        return from_images(images, labels, n, classes=2 if dataset == "photos" else 10, keep_norms=keep_norms)
     if dataset == "cifar10":
         folder = default_folder()
         if not is_cifar10(folder):
             download_cifar10(folder)
-        return from_images(dataset, *load_cifar10(folder), n, classes=10, keep_norms=keep_norms)
+        return from_images(*load_cifar10(folder), n, classes=10, keep_norms=keep_norms)
     path = Path(dataset)
     if path.suffix == ".npz":
         return _from_npz(path, n, keep_norms)
@@ -45,9 +45,9 @@ def load_dataset(
             "check the name"
         )
     if is_cifar10(path):
-        return from_images("cifar10", *load_cifar10(path), n, classes=10, keep_norms=keep_norms)
+        return from_images(*load_cifar10(path), n, classes=10, keep_norms=keep_norms)
     images, labels, classes = load_image_folder(path)
-    return from_images(path.name, images, labels, n, classes=classes, keep_norms=keep_norms)
+    return from_images(images, labels, n, classes=classes, keep_norms=keep_norms)
 
 
 def _from_npz(path: Path, n: int, keep_norms: bool) -> Dataset:
@@ -69,7 +69,7 @@ def _from_npz(path: Path, n: int, keep_norms: bool) -> Dataset:
             raise DataError(
                 f"expected fewer than 10000 classes in {path}, got label {labels.max()}; number the classes from 0"
             )
-        return from_images(path.stem, images, labels, n, classes=int(labels.max(initial=0)) + 1, keep_norms=keep_norms)
+        return from_images(images, labels, n, classes=int(labels.max(initial=0)) + 1, keep_norms=keep_norms)
     if {"inputs", "targets"} <= set(arrays):
         inputs, targets = arrays["inputs"], arrays["targets"]
         targets = targets[:, None] if targets.ndim == 1 else targets
@@ -85,7 +85,7 @@ def _from_npz(path: Path, n: int, keep_norms: bool) -> Dataset:
         if not 1 <= n <= len(inputs):
             raise OptionError(f"expected --n between 1 and the {len(inputs)} points in {path}, got {n}; ask for fewer")
         as_tensor = [torch.from_numpy(array[:n].astype(np.float64)) for array in (inputs, targets)]
-        return from_arrays(path.stem, *as_tensor, keep_norms=keep_norms)
+        return from_arrays(*as_tensor, keep_norms=keep_norms)
     raise DataError(
         f"expected `images` and `labels`, or `inputs` and `targets`, in {path}, got {', '.join(list(arrays)[:6])}; "
         "rename the arrays"

@@ -29,4 +29,4 @@ def synthetic(*, n: int = 100, dim: int = 60, rank: int = 30, noise: float = 0.5
     X = math.sqrt(dim) * Z / torch.linalg.vector_norm(Z, dim=1, keepdim=True) @ U.T
     g = normal(dim) / math.sqrt(dim)
     y = X @ g + noise * normal(n)
-    return Dataset("synthetic", X, y[:, None], U, torch.full((n,), math.sqrt(dim), dtype=torch.float64))
+    return Dataset(X, y[:, None], U, torch.full((n,), math.sqrt(dim), dtype=torch.float64))
