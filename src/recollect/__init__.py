@@ -8,10 +8,12 @@
 
 from recollect.errors import InputError, RecollectError, RunError
 from recollect.metrics import Score, evaluate
-from recollect.options import Basis, FullSpace, Projection, Subspace
-from recollect.reconstruct import RecollectWarning, reconstruct
+from recollect.options import Auto, Basis, FullSpace, Projection, Subspace
+from recollect.problem import RecollectWarning
+from recollect.reconstruct import reconstruct
 from recollect.result import Reconstruction
-from recollect.solve import GradientDescent, Status
+from recollect.solve import GradientDescent, LevenbergMarquardt, Status
+from recollect.span import Endpoints
 from recollect.subspace import Spectrum, spectrum
 from recollect.victim import MLP, Victim, mlp, random_features
 
@@ -19,10 +21,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MLP",
+    "Auto",
     "Basis",
+    "Endpoints",
     "FullSpace",
     "GradientDescent",
     "InputError",
+    "LevenbergMarquardt",
     "Projection",
     "RecollectError",
     "RecollectWarning",

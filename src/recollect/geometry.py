@@ -21,8 +21,8 @@ class Geometry(Protocol):
     def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
         """The nearest points allowed."""
 
-    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
-        """The part of V along which points at Z may move."""
+    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
+        """The part of V along which points at Z may move; of each, where V holds several rows a point."""
 
     def free_dimensions(self, r: int) -> int:
         """Unknowns a point has in r coordinates."""
@@ -42,8 +42,8 @@ class Sphere:
         norms: Tensor = torch.linalg.vector_norm(Z, dim=1, keepdim=True, dtype=torch.float64)
         return (self.radius / norms).to(Z.dtype) * Z
 
-    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
-        return V - (Z * V).sum(1, keepdim=True) / self.radius**2 * Z
+    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
+        return V - (Z * V).sum(-1, keepdim=True) / self.radius**2 * Z
 
     def free_dimensions(self, r: int) -> int:
         return r - 1
@@ -61,7 +61,7 @@ class FreeRadius:
     def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
         return Z
 
-    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
         return V
 
     def free_dimensions(self, r: int) -> int:

@@ -9,7 +9,8 @@ import torch
 
 from recollect.errors import OptionError
 from recollect.shapes import Tensor
-from recollect.solve import GradientDescent
+from recollect.solve import GradientDescent, LevenbergMarquardt
+from recollect.span import Endpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +33,43 @@ class Basis:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Auto:
+    """Levenberg–Marquardt in stages (`stages.py`): θf, respawn, both endpoints, respawn, signs, out of the subspace.
+
+    Beyond the last layer, where there is no Levenberg–Marquardt yet, it is the paper's gradient descent.
+    """
+
+    iterations: int = 200
+    """Steps of each run at most."""
+    rounds: int = 30
+    """Respawns at most, at each endpoint."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.iterations <= 10**6:
+            raise OptionError(f"expected --iterations between 1 and 10⁶, got {self.iterations:.6g}; 200 is plenty")
+        if not 0 <= self.rounds <= 10**6:
+            raise OptionError(f"expected between 0 and 10⁶ rounds, got {self.rounds:.6g}; 30 is plenty")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Projection:
     """The paper's attack: minimise ‖P⊥_G Δθ‖²/‖Δθ‖².
 
     `parameters`: `last`, `all`, or names joined by commas. `norm`: a radius, `"free"`, or None for the default: √d
-    where the network is positively homogeneous and hides norms, free where it is not. `gram`: how to solve for α when
-    more than the last layer takes part: `dense`, `cg`, or `auto` (dense where it fits in a quarter of the memory).
+    where the network is positively homogeneous and hides norms, free where it is not. `endpoints`: where features are
+    taken; None: both ends for `Auto` where features moved, θf otherwise. `gram`: how to solve for α when more than
+    the last layer takes part: `dense`, `cg`, or `auto` (dense where it fits in a quarter of the memory). `dtype` None:
+    float32 for gradient descent, float64 for everything else.
     """
 
     space: FullSpace | Subspace | Basis = Subspace()
     parameters: str = "last"
     norm: float | str | None = None
-    solver: GradientDescent = GradientDescent()
+    solver: Auto | LevenbergMarquardt | GradientDescent = Auto()
+    endpoints: Endpoints | None = None
     restarts: int = 1
     gram: str = "auto"
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype | None = None
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
@@ -56,3 +79,13 @@ class Projection:
             raise OptionError(f"expected gram auto, dense or cg, got {self.gram!r}; choose one of those")
         if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
             raise OptionError(f"expected a tolerance of zero or more, got {self.tolerance}; 0 runs all iterations")
+        last = self.parameters == "last"
+        if self.endpoints not in (None, Endpoints.FINAL) and not last:
+            raise OptionError("expected --endpoints final beyond the last layer, got others; use --parameters last")
+        if isinstance(self.solver, LevenbergMarquardt) and not last:
+            raise OptionError(
+                "expected --parameters last with --solver lm, got others; use --solver gd for other parameters"
+            )
+        exact = last and not isinstance(self.solver, GradientDescent)
+        if exact and self.dtype not in (None, torch.float64):
+            raise OptionError("expected --dtype float64 with --solver auto or lm, got float32; leave it out")

@@ -22,7 +22,7 @@ import torch
 
 from recollect.errors import FileError
 from recollect.files import json_bytes, read_json, read_tensors, tensor_bytes, write_bytes, write_files
-from recollect.result import Reconstruction, Saved, Stage
+from recollect.result import Reconstruction, Saved
 from recollect.shapes import Float, Tensor
 from recollect.solve import Outcome, Run, Status
 from recollect.victim import Victim
@@ -55,6 +55,8 @@ def write_reconstruction(
         "predictions": found.predictions,
         "trace": found.trace,
     }
+    if found.confidence is not None:
+        tensors["confidence"] = found.confidence
     if found.singular_values is not None:
         tensors["singular_values"] = found.singular_values
     content = {
@@ -154,32 +156,32 @@ class FileCheckpoint:
             facts = json.loads(metadata["run"])
             if facts["fingerprint"] != fingerprint:
                 return None
-            best = None
-            if facts["best"] is not None:
-                best = Outcome(
-                    tensors["kept.Z"],
-                    trace=tensors["kept.trace"],
-                    **{**facts["best"], "status": Status[facts["best"]["status"]]},
+            outcomes = tuple(
+                Outcome(
+                    tensors[f"outcome.{k}.Z"],
+                    trace=tensors[f"outcome.{k}.trace"],
+                    **{**told, "status": Status[told["status"]]},
                 )
-            stages = tuple(Stage(**stage) for stage in facts["stages"])
-            return Saved(int(facts["restart"]), Run.of(tensors), float(facts["seconds"]), stages, best)
+                for k, told in enumerate(facts["outcomes"])
+            )
+            return Saved(outcomes, Run.of(tensors), float(facts["seconds"]))
         return None
 
     def save(self, fingerprint: str, saved: Saved) -> None:
-        tensors, best = saved.run.tensors(), saved.best
-        facts: dict[str, Any] = {
+        tensors = saved.run.tensors()
+        for k, outcome in enumerate(saved.outcomes):
+            tensors |= {f"outcome.{k}.Z": outcome.Z, f"outcome.{k}.trace": outcome.trace}
+        facts = {
             "fingerprint": fingerprint,
-            "restart": saved.restart,
             "seconds": saved.seconds,
-            "stages": [asdict(stage) for stage in saved.stages],
-            "best": None,
+            "outcomes": [
+                {
+                    **{name: getattr(outcome, name) for name in ("loss", "iterations", "seconds", "jitter")},
+                    "status": outcome.status.name,
+                }
+                for outcome in saved.outcomes
+            ],
         }
-        if best is not None:
-            tensors |= {"kept.Z": best.Z, "kept.trace": best.trace}
-            facts["best"] = {
-                **{name: getattr(best, name) for name in ("loss", "iterations", "seconds", "jitter")},
-                "status": best.status.name,
-            }
         write_bytes(self._path, tensor_bytes(tensors, {"run": json.dumps(facts)}))
 
 

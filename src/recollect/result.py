@@ -38,23 +38,25 @@ class Reconstruction:
     norms_identifiable: bool
     equations: int
     unknowns: int
-    step_size: float
+    step_size: float | None
+    """Of gradient descent; other solvers have none."""
     span: str
     """How α was solved for."""
     resumed_at: int
-    """The iteration an earlier, interrupted run had reached; 0 for a fresh one."""
+    """Iterations that an earlier, interrupted run had done; 0 for a fresh one."""
     singular_values: Float[Tensor, " s"] | None
+    confidence: Float[Tensor, " n"] | None
+    """Between 0 and 1, from the weights alone: 1/(1 + (ê_i/0.1)²), ê_i the relative error that the residual suggests.
+    It ranks points; it is no probability. None where the solver has no such estimate."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """An interrupted run: the start it was in, and what the starts before it gave."""
+    """An interrupted attack: what the runs that were done gave, and the one that was under way."""
 
-    restart: int
+    outcomes: tuple[Outcome, ...]
     run: Run
     seconds: float
-    stages: tuple[Stage, ...]
-    best: Outcome | None
 
 
 @runtime_checkable

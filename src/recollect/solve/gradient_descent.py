@@ -35,6 +35,16 @@ class GradientDescent:
                 f"expected --iterations between 1 and 10⁸, got {self.iterations:.6g}; the paper uses 10000"
             )
 
+    @property
+    def capturable(self) -> bool:
+        return True
+
+    def flops(self, span: Span, Z: Float[Tensor, "n r"]) -> float:
+        return span.flops(len(Z))
+
+    def at_rest(self, state: State) -> bool:
+        return False
+
     def init(self, Z: Float[Tensor, "n r"]) -> State:
         return {"Z": Z, "velocity": torch.zeros_like(Z)}
 

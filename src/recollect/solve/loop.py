@@ -3,7 +3,7 @@
 A solver says how to start and how to take one step. Nothing in an iteration waits for the device: a step that fails
 (a Gram that Cholesky could not factor, a point beyond the finite numbers) is undone by a select on the device, and
 the jitter climbs one rung for the steps to come. The loop looks at the numbers every `_CHECK` iterations, or when it
-is time to report.
+is time to report; after each iteration of a solver that waits for the device anyway.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Status(Enum):
     """How a run ended. The value is the message."""
 
     CONVERGED = "converged: the residual reached the tolerance"
+    STATIONARY = "converged: no step lowers the residual any further"
+    SIGNS = "points found up to sign: the signs are not settled; the notes say why"
     ITERATIONS = (
         "ran all its iterations; the best point found is kept: "
         "raise --iterations or --restarts if the loss was still falling"
@@ -60,11 +62,21 @@ class Solver(Protocol):
     def iterations(self) -> int:
         """Steps to take at most."""
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a step never waits for the device, so that the loop need not look after each one either."""
+
+    def flops(self, span: Span, Z: Float[Tensor, "n r"]) -> float:
+        """About how many operations a step takes."""
+
     def init(self, Z: Float[Tensor, "n r"]) -> State:
         """The state before the first step."""
 
     def step(self, span: Span, geometry: Geometry, state: State, jitter: Float[Tensor, ""]) -> tuple[State, Fit]:
         """The next state, and the fit at the present one."""
+
+    def at_rest(self, state: State) -> bool:
+        """Whether further steps would not lead anywhere."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +143,15 @@ def minimise(
     began = time.perf_counter() - seconds
     reported = saved = time.perf_counter()
     try:
-        with threads_for(span.flops(len(run.best_Z)), run.trace.device):
+        with threads_for(solver.flops(span, run.best_Z), run.trace.device):
             advance: Advance = partial(_advance, solver, span, geometry, ladder)
             iteration = int(run.iteration)
-            if span.capturable and run.trace.is_cuda and iteration < solver.iterations:
+            look = _CHECK if solver.capturable else 1
+            if solver.capturable and span.capturable and run.trace.is_cuda and iteration < solver.iterations:
                 advance, run = captured(advance, run)
             while True:
                 # Looked at before stepping, so that a finished run resumes to its end.
-                if iteration % _CHECK == 0 or iteration >= solver.iterations:
+                if iteration % look == 0 or iteration >= solver.iterations:
                     if float(run.best_loss) <= tolerance:
                         status = Status.CONVERGED
                         break
@@ -146,6 +159,9 @@ def minimise(
                         # Every rung failed: at a point that could be looked at, or on the way from it?
                         seen = math.isfinite(float(run.trace[iteration - 1]))
                         status = Status.DIVERGED if seen else Status.SINGULAR
+                        break
+                    if solver.at_rest(run.state):
+                        status = Status.STATIONARY
                         break
                 if iteration >= solver.iterations:
                     break

@@ -3,6 +3,7 @@
 from recollect.span.base import Fit, Span
 from recollect.span.dense import DenseSpan, dense_bytes
 from recollect.span.implicit import ImplicitSpan
-from recollect.span.last_layer import LastLayerSpan
+from recollect.span.last_layer import Explained, LastLayerSpan
+from recollect.span.rows import Endpoints, Parity, moving, parity
 
-__all__ = ["DenseSpan", "Fit", "ImplicitSpan", "LastLayerSpan", "Span", "dense_bytes"]
+__all__ = ["DenseSpan", "Endpoints", "Explained", "Fit", "ImplicitSpan", "LastLayerSpan", "Parity", "Span", "dense_bytes", "moving", "parity"]

@@ -6,7 +6,7 @@ import torch
 
 from recollect.shapes import Float, Tensor, Theta
 from recollect.span.base import Fit, Weights
-from recollect.span.gram import solve_gram
+from recollect.span.gram import Gram
 from recollect.span.products import chosen, envelope_gradient, outputs_at, residual, squared_norm, vjp
 from recollect.victim import Victim
 
@@ -44,7 +44,7 @@ class DenseSpan:
         X = X.detach()
         G = self.G(X)
         delta = torch.cat([part.reshape(-1) for part in weights.delta.values()])
-        alpha = solve_gram(G @ G.T, (G @ delta)[:, None], jitter).to(X.dtype).reshape(len(X), -1)
+        alpha = Gram(G @ G.T, jitter).solve((G @ delta)[:, None]).to(X.dtype).reshape(len(X), -1)
         R = residual(weights.delta, vjp(outputs_at(weights, X), chosen(weights))(alpha))
         slope = envelope_gradient(weights, X, alpha, R) if gradient else None
         return Fit(weights.loss(squared_norm(R)), weights.length * alpha, slope)

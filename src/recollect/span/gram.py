@@ -7,17 +7,29 @@ import torch
 from recollect.shapes import Float, Tensor
 
 
-def solve_gram(
-    K: Float[Tensor, "k k"], B: Float[Tensor, "k c"], jitter: Float[Tensor, ""] | None = None
-) -> Float[Tensor, "k c"]:
-    """α with (K + jitter·diag K) α = B, by Cholesky in float64; NaN throughout where K is not positive definite.
+class Gram:
+    """K = GGᵀ, factored: with S = (diag K)^−½, LLᵀ = SKS + jitter·I, in float64.
 
-    Failure is a value and not an exception so that nothing waits for the device: the loop undoes such a step and
-    raises the jitter, on the device as well (`solve/loop.py`).
+    Rows of very different lengths (features, and the little by which they moved) are thereby on one scale. Failure is
+    a value and not an exception, so that nothing waits for the device: where K is not positive definite all solutions
+    are NaN, and the loop undoes such a step and raises the jitter, on the device as well (`solve/loop.py`).
     """
-    K, B = K.to(torch.float64, copy=True), B.double()
-    if jitter is not None:
-        K.diagonal().mul_(1 + jitter)
-    factor, info = torch.linalg.cholesky_ex(K)
-    alpha = torch.cholesky_solve(B, factor)
-    return torch.where(info == 0, alpha, torch.nan)
+
+    def __init__(self, K: Float[Tensor, "k k"], jitter: Float[Tensor, ""] | None = None) -> None:
+        K = K.double()
+        diagonal = K.diagonal()
+        self._scale = torch.where(diagonal > 0, diagonal.rsqrt(), 1.0)
+        K = self._scale[:, None] * K * self._scale
+        if jitter is not None:
+            K.diagonal().add_(jitter)
+        self._factor, info = torch.linalg.cholesky_ex(K)
+        self._sound = info == 0
+
+    def solve(self, B: Float[Tensor, "k c"]) -> Float[Tensor, "k c"]:
+        """K⁻¹B, in float64."""
+        scale = self._scale[:, None]
+        X = scale * torch.cholesky_solve(scale * B.double(), self._factor)
+        return torch.where(self._sound, X, torch.nan)
+
+    def inverse(self) -> Float[Tensor, "k k"]:
+        return self.solve(torch.eye(len(self._scale), dtype=torch.float64, device=self._scale.device))

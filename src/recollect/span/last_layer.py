@@ -1,60 +1,177 @@
-"""G = H ⊗ I_c: the last layer alone, so that one n×n Gram HHᵀ serves all c outputs.
+"""G = H ⊗ I_c: the last layer alone, so that one Gram HHᵀ serves all c outputs.
 
 The gradient of output k with respect to the last weights is h(x) in row k and zero elsewhere. Hence α is n×c,
 (HHᵀ)α = H ΔW_Lᵀ, R = ΔW_L − αᵀH, and neither the (nc)×(cp) Jacobian nor anything of its size is ever formed.
+The rows of H are those of `span/rows.py`: features at θf, at θ0 or at both, lifted or not.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from recollect.geometry import Geometry
+from recollect.memory import total_memory
 from recollect.shapes import Float, Tensor
 from recollect.span.base import Fit, Weights
-from recollect.span.gram import solve_gram
+from recollect.span.gram import Gram
+from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, dense_normal_bytes
+from recollect.span.rows import Endpoints, Rows
 from recollect.victim import Victim
+
+DENSE_UNKNOWNS = 20_000
+"""Above so many coordinates JᵀJ (3.2 GB at the limit) is not formed."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """ΔW_L/‖ΔW_L‖ = CᵀA + R with R orthogonal to the rows of A."""
+
+    A: Float[Tensor, "a p"]
+    gram: Gram
+    C: Float[Tensor, "a c"]
+    R: Float[Tensor, "c p"]
+
+    def orthogonal(self, V: Float[Tensor, "p v"]) -> Float[Tensor, "p v"]:
+        """P⊥V, the part of each column orthogonal to the rows of A."""
+        return torch.addmm(V, self.A.T, self.gram.solve(self.A @ V).to(V.dtype), alpha=-1)
 
 
 class LastLayerSpan:
     """Five products a fit: the features, HHᵀ, HΔᵀ, αᵀH, αR, and one backward pass through the features.
 
-    About 2np(2d + n + 3c) operations for two layers; memory 3np.
+    About 2np(2d + n + 3c) operations for two layers and one endpoint; memory 3np. In float64 α is refined once,
+    α ← α + (HHᵀ)⁻¹HRᵀ, which gives back the digits that forming the Gram costs.
     """
 
     notes: tuple[str, ...] = ()
     capturable = True
-    name = "one n×n Gram of the last layer's features"
 
-    def __init__(self, victim: Victim, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        victim: Victim,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        endpoints: Endpoints = Endpoints.FINAL,
+        lifted: bool = False,
+    ) -> None:
         last = victim.network.last
         self._weights = Weights(victim, last.names, device, dtype)
         delta = self._weights.delta
-        self._bias = last.bias is not None
-        self._delta = delta[last.weight]
+        self.delta = delta[last.weight]
         if last.bias is not None:  # a bias is the weight of a feature that is always 1
-            self._delta = torch.cat([self._delta, delta[last.bias][:, None]], dim=1)
+            self.delta = torch.cat([self.delta, delta[last.bias][:, None]], dim=1)
+        self.rows = Rows(victim, endpoints, lifted=lifted, device=device, dtype=dtype)
+        self._refine = dtype == torch.float64
+        self.endpoints, self.lifted = endpoints, lifted
+
+    @property
+    def name(self) -> str:
+        what = {Endpoints.FINAL: "θf", Endpoints.INITIAL: "θ0", Endpoints.BOTH: "θf and θ0"}[self.endpoints]
+        return f"one Gram of the last layer's features at {what}{', signs lifted' if self.lifted else ''}"
 
     @property
     def equations(self) -> int:
         return self._weights.equations
 
-    def flops(self, n: int) -> float:
-        c, p = self._delta.shape
-        return self._weights.pass_flops(n) + 2.0 * n * p * (n + 3 * c)
+    @property
+    def length(self) -> float:
+        """‖ΔW_L‖, by which coefficients are multiplied back."""
+        return self._weights.length
 
-    def fit(self, X: Float[Tensor, "n d"], *, gradient: bool = True, jitter: Float[Tensor, ""] | None = None) -> Fit:
-        weights, delta = self._weights, self._delta
+    def coefficients(self, n: int) -> int:
+        """How many linear unknowns n points bring along."""
+        fixed = 0 if self.rows.fixed is None else len(self.rows.fixed)
+        return (self.rows.families * n + fixed) * self.delta.shape[0]
+
+    def flops(self, n: int) -> float:
+        c, p = self.delta.shape
+        k = self.rows.families
+        return k * self._weights.pass_flops(n) + 2.0 * k * n * p * (k * n + 3 * c)
+
+    def explain(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None) -> Explained:
+        return self._explain(self.rows(Z.detach()).flatten(0, 1), jitter)
+
+    def _explain(self, A: Tensor, jitter: Tensor | None) -> Explained:
+        if self.rows.fixed is not None:
+            A = torch.cat([A, self.rows.fixed])
+        gram = Gram(A @ A.T, jitter)
+        C = gram.solve(A @ self.delta.T).to(A.dtype)
+        R = torch.addmm(self.delta, C.T, A, alpha=-1)
+        if self._refine:
+            C = C + gram.solve(A @ R.T)
+            R = torch.addmm(self.delta, C.T, A, alpha=-1)
+        return Explained(A, gram, C, R)
+
+    def loss(self, explained: Explained) -> Float[Tensor, ""]:
+        return self._weights.loss(torch.linalg.vector_norm(explained.R, dtype=torch.float64).square())
+
+    def fit(self, Z: Float[Tensor, "n r"], *, gradient: bool = True, jitter: Float[Tensor, ""] | None = None) -> Fit:
         with torch.set_grad_enabled(gradient):
-            X = X.detach().requires_grad_(gradient)
-            features = weights.network.features(weights.theta_f, X)
-        H = features.detach()
-        if self._bias:
-            H = torch.cat([H, H.new_ones(len(H), 1)], dim=1)
-        alpha = solve_gram(H @ H.T, H @ delta.T, jitter).to(H.dtype)
-        R = torch.addmm(delta, alpha.T, H, alpha=-1)
-        loss = weights.loss(torch.linalg.vector_norm(R, dtype=torch.float64).square())
-        if not gradient:
-            return Fit(loss, weights.length * alpha, None)
-        # ∂⟨α, H(X)Rᵀ⟩/∂H = αR, without the constant feature of the bias.
-        cotangent = (-2 * alpha) @ R[:, : features.shape[1]]
-        (slope,) = torch.autograd.grad(features, X, cotangent)
-        return Fit(loss, weights.length * alpha, slope)
+            Z = Z.detach().requires_grad_(gradient)
+            T = self.rows(Z)
+        explained = self._explain(T.detach().flatten(0, 1), jitter)
+        C, slope = self._owned(explained, len(Z)), None
+        if gradient:
+            # ∂⟨C, A(Z)Rᵀ⟩/∂T_k = C_k R.
+            (slope,) = torch.autograd.grad(T, Z, (-2 * C) @ explained.R)
+        return Fit(self.loss(explained), self._weights.length * self.total(C), slope)
+
+    def _owned(self, explained: Explained, n: int) -> Float[Tensor, "k n c"]:
+        """The coefficients of the rows that belong to points."""
+        k = self.rows.families
+        return explained.C[: k * n].reshape(k, n, -1)
+
+    def total(self, C: Float[Tensor, "k n c"]) -> Float[Tensor, "n c"]:
+        """α + β: what multiplies the mean of both ends."""
+        return C[0]
+
+    def linearise(
+        self, Z: Float[Tensor, "n r"], geometry: Geometry, jitter: Float[Tensor, ""] | None = None
+    ) -> tuple[Fit, Normal]:
+        """The fit at Z and the normal equations of Kaufman's linearisation (`span/normal.py`)."""
+        Z = Z.detach()
+        explained = self.explain(Z, jitter)
+        C = self._owned(explained, len(Z))
+        barred = torch.nn.functional.normalize(Z - geometry.tangent(Z, Z), dim=1)
+        form = self._dense_normal if self.dense(*Z.shape) else self._implicit_normal
+        fit = Fit(self.loss(explained), self._weights.length * self.total(C), None)
+        return fit, form(Z, geometry, explained, C, barred)
+
+    def dense(self, n: int, r: int) -> bool:
+        """Whether JᵀJ is formed: up to DENSE_UNKNOWNS, and within half the machine's memory."""
+        needed = dense_normal_bytes(self.rows.families, self.delta.shape[1], n, r)
+        return n * r <= DENSE_UNKNOWNS and 2 * needed <= total_memory(self.delta.device)
+
+    def normal_flops(self, n: int, r: int) -> float:
+        p = self.delta.shape[1]
+        return 2.0 * p * (n * r) ** 2 if self.dense(n, r) else self.flops(n)
+
+    def _dense_normal(
+        self, Z: Tensor, geometry: Geometry, explained: Explained, C: Tensor, barred: Tensor
+    ) -> DenseNormal:
+        J = geometry.tangent(Z, self.rows.jacobian(Z))
+        F = torch.stack([explained.orthogonal(part.flatten(1)).view_as(part) for part in J])
+        return DenseNormal.of(F, C, explained.R, barred)
+
+    def _implicit_normal(
+        self, Z: Tensor, geometry: Geometry, explained: Explained, C: Tensor, barred: Tensor
+    ) -> ImplicitNormal:
+        pull = torch.func.vjp(self.rows, Z)[1]
+
+        def back(E: Float[Tensor, "c p"]) -> Float[Tensor, "n r"]:  # E → Jᵀ-part: Σ_k F_i^kᵀ Eᵀ C_i^k
+            return geometry.tangent(Z, pull(C @ explained.orthogonal(E.T).T)[0])
+
+        def apply(v: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:  # v → JᵀJv
+            moved = torch.func.jvp(self.rows, (Z,), (geometry.tangent(Z, v),))[1]
+            return back(torch.einsum("knc,knp->cp", C, moved))
+
+        blocks = []
+        for i in range(len(Z)):
+            one, z = slice(i, i + 1), Z[i : i + 1]
+            J = geometry.tangent(z, self.rows.jacobian(z))
+            F = torch.stack([explained.orthogonal(part.flatten(1)).view_as(part) for part in J])
+            blocks.append(DenseNormal.of(F, C[:, one], explained.R, barred[one]).N)
+        return ImplicitNormal(apply, torch.stack(blocks), -back(explained.R), barred)

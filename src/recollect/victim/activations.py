@@ -1,7 +1,8 @@
-"""Activations φ by name, and whether φ(tx) = tφ(x) for every t > 0 (then a bias-free net hides each point's norm)."""
+"""Activations φ by name, their derivatives, and whether φ(tx) = tφ(x) for every t > 0 (then a bias-free net hides each point's norm)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,20 +16,33 @@ from recollect.errors import OptionError
 class Activation:
     name: str
     phi: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
+    """φ'(t); 0 (or the slope on the left) where φ has a kink."""
     homogeneous: bool
+
+
+def _gelu_slope(t: Tensor) -> Tensor:
+    return 0.5 * (1 + torch.erf(t / math.sqrt(2))) + t * torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
 
 
 _KNOWN = {
     activation.name: activation
     for activation in (
-        Activation("relu", torch.relu, homogeneous=True),
-        Activation("leaky-relu", torch.nn.functional.leaky_relu, homogeneous=True),
-        Activation("tanh", torch.tanh, homogeneous=False),
-        Activation("sigmoid", torch.sigmoid, homogeneous=False),
-        Activation("gelu", torch.nn.functional.gelu, homogeneous=False),
-        Activation("softplus", torch.nn.functional.softplus, homogeneous=False),
-        Activation("sine", torch.sin, homogeneous=False),
-        Activation("erf", torch.erf, homogeneous=False),
+        Activation("relu", torch.relu, lambda t: (t > 0).to(t), homogeneous=True),
+        Activation(
+            "leaky-relu",
+            torch.nn.functional.leaky_relu,
+            lambda t: torch.where(t > 0, 1.0, 0.01).to(t),
+            homogeneous=True,
+        ),
+        Activation("tanh", torch.tanh, lambda t: 1 - torch.tanh(t).square(), homogeneous=False),
+        Activation("sigmoid", torch.sigmoid, lambda t: torch.sigmoid(t) * torch.sigmoid(-t), homogeneous=False),
+        Activation("gelu", torch.nn.functional.gelu, _gelu_slope, homogeneous=False),
+        Activation("softplus", torch.nn.functional.softplus, torch.sigmoid, homogeneous=False),
+        Activation("sine", torch.sin, torch.cos, homogeneous=False),
+        Activation(
+            "erf", torch.erf, lambda t: 2 / math.sqrt(math.pi) * torch.exp(-t.square()), homogeneous=False
+        ),
     )
 }
 

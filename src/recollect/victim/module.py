@@ -66,6 +66,13 @@ class ModuleNetwork:
     def features(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
         return self._entering(self._last_name, theta, X)
 
+    def jacobian(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "p n d"]:
+        def one(x: Tensor) -> Tensor:
+            return self.features(theta, x[None])[0]
+
+        each: Tensor = torch.func.vmap(torch.func.jacfwd(one))(X)
+        return each.permute(1, 0, 2)
+
     def restrict(self, U: Float[Tensor, "d r"]) -> ModuleNetwork:
         restricted = copy.copy(self)
         restricted._U = U if self._U is None else self._U.to(U) @ U

@@ -69,6 +69,9 @@ class Network(Protocol):
     def features(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
         """h(x_i; θ): what enters the last layer."""
 
+    def jacobian(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "p n d"]:
+        """∂h(x_i; θ)/∂x_i. The width comes first, so that all points together are one p×(nd) matrix."""
+
     def restrict(self, U: Float[Tensor, "d r"]) -> Network:
         """The network z ↦ f(Uz; θ'), θ' from `restrict_theta`."""
 
@@ -128,6 +131,19 @@ class MLP:
         for layer in self.layers[:-1]:
             H = phi(_linear(theta, layer, H))
         return H if self.scale == 1.0 else self.scale * H
+
+    def jacobian(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "p n d"]:
+        # J_l = diag φ'(t_l) W_l J_{l−1}, from J_0 = I: one product a layer for all points at once.
+        phi, slope = activation(self.activation).phi, activation(self.activation).derivative
+        n, d = X.shape
+        H, J = X, None
+        for layer in self.layers[:-1]:
+            t, W = _linear(theta, layer, H), theta[layer.weight]
+            moved = W[:, None, :] if J is None else (W @ J.reshape(-1, n * d)).reshape(-1, n, d)
+            H, J = phi(t), slope(t).T[:, :, None] * moved
+        if J is None:
+            return torch.eye(d).to(X)[:, None, :].expand(d, n, d)
+        return J if self.scale == 1.0 else self.scale * J
 
     def restrict(self, U: Float[Tensor, "d r"]) -> MLP:
         return replace(self, widths=(U.shape[1], *self.widths[1:]))

@@ -1,0 +1,161 @@
+"""What is searched, where: a victim, the coordinates candidates have, and the spans that judge them.
+
+Algorithm 2 is Algorithm 1 on the restricted victim, so everything after this file sees coordinates z and no subspace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+
+from recollect.errors import OptionError, VictimError
+from recollect.geometry import FreeRadius, Geometry, Sphere
+from recollect.memory import total_memory
+from recollect.options import Basis, FullSpace, Projection, Subspace
+from recollect.shapes import Float, Tensor
+from recollect.solve import GradientDescent
+from recollect.span import (
+    DenseSpan,
+    Endpoints,
+    ImplicitSpan,
+    LastLayerSpan,
+    Parity,
+    Span,
+    dense_bytes,
+    moving,
+    parity,
+)
+from recollect.subspace import Spectrum, check_basis, spectrum
+from recollect.victim import Victim
+
+
+class RecollectWarning(UserWarning):
+    """Something the user should know before trusting a result."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    victim: Victim
+    restricted: Victim
+    """z ↦ f(Uz)."""
+    U: Float[Tensor, "d r"] | None
+    """None: z is x itself."""
+    spectrum: Spectrum | None
+    geometry: Geometry
+    attack: Projection
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, victim: Victim, attack: Projection, device: torch.device) -> Problem:
+        victim.select(attack.parameters)
+        U, found = _basis(victim, attack.space)
+        restricted = victim if U is None else victim.restrict(U)
+        dtype = attack.dtype or (torch.float32 if uses_gradient_descent(attack) else torch.float64)
+        return cls(victim, restricted, U, found, _geometry(victim, attack.norm), attack, device, dtype)
+
+    def within(self, U: Float[Tensor, "d r"] | None) -> Problem:
+        """The same victim in other coordinates."""
+        return replace(self, U=U, restricted=self.victim if U is None else self.victim.restrict(U))
+
+    @property
+    def r(self) -> int:
+        return self.restricted.d
+
+    @property
+    def parity(self) -> Parity:
+        return parity(self.restricted.network, self.restricted.theta_f)
+
+    @property
+    def moving(self) -> bool:
+        return moving(self.restricted)
+
+    def lift(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n d"]:
+        """x = Uz."""
+        return Z if self.U is None else Z @ self.U.to(Z).T
+
+    def span(self, n: int, endpoints: Endpoints = Endpoints.FINAL, *, lifted: bool = False) -> Span:
+        victim, attack, device, dtype = self.restricted, self.attack, self.device, self.dtype
+        if attack.parameters == "last":
+            return LastLayerSpan(victim, device=device, dtype=dtype, endpoints=endpoints, lifted=lifted)
+        names, gram = victim.select(attack.parameters), attack.gram
+        if gram == "auto":
+            gram = "dense" if dense_bytes(victim, names, n, dtype) <= total_memory(device) // 4 else "cg"
+        if gram == "dense":
+            return DenseSpan(victim, names, device=device, dtype=dtype)
+        return ImplicitSpan(victim, names, device=device, dtype=dtype)
+
+    def unknowns(self, n: int, families: int = 1) -> int:
+        """Coordinates and coefficients of n points."""
+        return n * (self.geometry.free_dimensions(self.r) + families * self.victim.c)
+
+    @property
+    def equations(self) -> int:
+        return sum(self.restricted.theta_f[name].numel() for name in self.victim.select(self.attack.parameters))
+
+    def most_points(self, families: int = 1) -> int:
+        """The largest n with no more unknowns than equations."""
+        return self.equations // self.unknowns(1, families)
+
+    def check(self, n: int) -> tuple[str, ...]:
+        """Doubts that counting raises about n points; an error where any points would do."""
+        if not 1 <= n <= 10**8:
+            raise OptionError(f"expected --n between 1 and 10⁸, got {n:.6g}; ask for another number of points")
+        equations, unknowns, parameters = self.equations, self.unknowns(n), self.attack.parameters
+        if n * self.victim.c > equations:
+            raise VictimError(
+                f"expected at most {equations} coefficients for the {equations} equations of --parameters "
+                f"{parameters}, got {n} points × {self.victim.c} outputs = {n * self.victim.c}; any such points "
+                "explain the change: ask for fewer, or use --parameters all"
+            )
+        if unknowns <= equations:
+            return ()
+        doubt = (
+            f"{equations} equations for {unknowns} unknowns: exact recovery is impossible by counting; "
+            "use more --parameters or a lower --rank, and do not trust a small loss"
+        )
+        warnings.warn(doubt, RecollectWarning, stacklevel=4)
+        return (doubt,)
+
+    def fingerprint(self, n: int | None, seed: int) -> str:
+        """A name for this very computation. A single start of one solver may be resumed with more iterations."""
+        attack, solver = self.attack, self.attack.solver
+        if attack.restarts == 1 and isinstance(solver, GradientDescent):
+            solver = replace(solver, iterations=1)
+        options = replace(attack, space=FullSpace(), solver=solver)
+        facts = f"{self.victim.network.identity} {options} {n} {seed} {self.device.type} {torch.__version__}"
+        content = hashlib.sha256(facts.encode())
+        tensors = [*(self.victim.theta_0 or {}).items(), *self.victim.theta_f.items()]
+        for name, tensor in [*tensors, *([] if self.U is None else [("U", self.U)])]:
+            content.update(name.encode())
+            content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return content.hexdigest()
+
+
+def uses_gradient_descent(attack: Projection) -> bool:
+    """Beyond the last layer there is nothing else yet."""
+    return isinstance(attack.solver, GradientDescent) or attack.parameters != "last"
+
+
+def _basis(victim: Victim, space: FullSpace | Subspace | Basis) -> tuple[Tensor | None, Spectrum | None]:
+    if isinstance(space, Basis):
+        return check_basis(space.U, victim.d), None
+    if isinstance(space, FullSpace):
+        return None, None
+    found = spectrum(victim)
+    return found.basis(space.rank), found
+
+
+def _geometry(victim: Victim, norm: float | str | None) -> Geometry:
+    radius = math.sqrt(victim.d)
+    if norm is None:
+        return Sphere(radius) if victim.network.homogeneous else FreeRadius(radius)
+    if isinstance(norm, str):
+        if norm != "free":
+            raise OptionError(f"expected --norm sqrt-d, free or a number, got {norm!r}; choose one of those")
+        return FreeRadius(radius)
+    return Sphere(float(norm))

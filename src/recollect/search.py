@@ -1,0 +1,122 @@
+"""The runs of one attack, in order, each remembered: an attack that was interrupted goes on where it stopped.
+
+An attack is a sequence of runs of the loop, and everything between two runs follows from what the runs before gave
+and from the seed. So it is enough to keep the outcomes: on resuming, the runs that were done return at once, the one
+that was interrupted goes on from its last saved state, and the rest happens as it would have.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from recollect.geometry import Geometry
+from recollect.progress import Progress, Report
+from recollect.result import Checkpoint, Saved
+from recollect.shapes import Float, Tensor
+from recollect.solve import Outcome, Run, Solver, minimise, start
+from recollect.span import Span
+
+_SAVE_SECONDS = 5.0
+
+
+@dataclass
+class Search:
+    """A context: within it, runs are reported to one progress bar and kept in the checkpoint."""
+
+    device: torch.device
+    progress: Progress
+    checkpoint: Checkpoint | None
+    fingerprint: str
+    total: int | None = None
+    """Iterations of all runs together, where that is known beforehand."""
+
+    def __enter__(self) -> Self:
+        self._saved = self.checkpoint.load(self.fingerprint) if self.checkpoint else None
+        self._outcomes: tuple[Outcome, ...] = ()
+        self._pending: Saved | None = None
+        self._written = time.perf_counter()
+        self._iterations = 0
+        self.resumed_at = 0
+        self._task = self.progress("reconstructing", self.total)
+        self._report: Report = self._task.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._task.__exit__(kind, error, trace)
+        self._write()
+
+    def minimise(
+        self,
+        name: str,
+        solver: Solver,
+        span: Span,
+        geometry: Geometry,
+        Z: Float[Tensor, "n r"],
+        *,
+        tolerance: float = 0.0,
+    ) -> Outcome:
+        """Run the loop from Z, or take from the checkpoint what an earlier run made of it."""
+        fresh = start(solver, Z)
+        outcome = self._remembered(fresh)
+        if outcome is None:
+            run, seconds = self._interrupted(fresh)
+            outcome = minimise(
+                solver,
+                span,
+                geometry,
+                run,
+                tolerance=tolerance,
+                report=lambda done, message: self._report(self._iterations + done, f"{name}: {message}"),
+                save=self._save,
+                seconds=seconds,
+            )
+        self._outcomes = (*self._outcomes, replace(outcome, Z=outcome.Z.cpu()))
+        self._iterations += outcome.iterations
+        return outcome
+
+    def _remembered(self, fresh: Run) -> Outcome | None:
+        saved, k = self._saved, len(self._outcomes)
+        if saved is None or k >= len(saved.outcomes):
+            return None
+        kept = saved.outcomes[k]
+        if (kept.Z.shape, kept.Z.dtype) != (fresh.best_Z.shape, fresh.best_Z.dtype):
+            self._saved = None
+            return None
+        self.resumed_at += kept.iterations
+        return replace(kept, Z=kept.Z.to(self.device))
+
+    def _interrupted(self, fresh: Run) -> tuple[Run, float]:
+        saved, self._saved = self._saved, None
+        if saved is None or not _fits(saved.run, fresh):
+            return fresh, 0.0
+        self.resumed_at += int(saved.run.iteration)
+        return Run.of({name: tensor.to(self.device) for name, tensor in saved.run.tensors().items()}), saved.seconds
+
+    def _save(self, run: Run, seconds: float) -> None:
+        self._pending = Saved(self._outcomes, run, seconds)
+        if time.perf_counter() - self._written > _SAVE_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        if self.checkpoint and self._pending is not None:
+            self.checkpoint.save(self.fingerprint, self._pending)
+        self._pending, self._written = None, time.perf_counter()
+
+
+def _fits(saved: Run, fresh: Run) -> bool:
+    """Whether a saved run has the form of a fresh one and has not gone further than is asked for now."""
+    tensors, expected = saved.tensors(), fresh.tensors()
+    alike = set(tensors) == set(expected) and all(
+        tensors[name].dtype == expected[name].dtype and (name == "trace" or tensors[name].shape == expected[name].shape)
+        for name in expected
+    )
+    if not alike or tensors["trace"].dim() != 1:
+        return False
+    return 0 <= int(saved.iteration) <= min(len(saved.trace), len(fresh.trace)) and int(saved.rung) >= 0

@@ -1,0 +1,83 @@
+"""Levenberg–Marquardt on the variable projection: a few dozen steps where gradient descent takes ten thousand.
+
+    s = −(JᵀJ + λ·mean(diag JᵀJ)·I)⁻¹ g,   Z ← Π(Z + s) if that lowers the loss (then λ/5), else λ·4 and again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from recollect.errors import OptionError
+from recollect.geometry import Geometry
+from recollect.shapes import Float, Tensor
+from recollect.solve.loop import State
+from recollect.span import Fit, LastLayerSpan, Span
+
+_TRIES = 12
+_AT_REST = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevenbergMarquardt:
+    iterations: int = 200
+    damping: float = 0.1
+    """λ of the first step."""
+    settled: float = 1e-4
+    """A step that lowers the loss by a smaller share of it counts as rest; three in a row end the run."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.iterations <= 10**6:
+            raise OptionError(f"expected --iterations between 1 and 10⁶, got {self.iterations:.6g}; 200 is plenty")
+        if not (math.isfinite(self.damping) and self.damping > 0):
+            raise OptionError(f"expected a positive damping, got {self.damping}; 0.1 is usual")
+        if not 0 <= self.settled < 1:
+            raise OptionError(f"expected settled in [0, 1), got {self.settled}; 1e-4 is usual")
+
+    @property
+    def capturable(self) -> bool:
+        return False
+
+    def flops(self, span: Span, Z: Float[Tensor, "n r"]) -> float:
+        return _linear(span).normal_flops(*Z.shape)
+
+    def at_rest(self, state: State) -> bool:
+        return int(state["rest"]) >= _AT_REST
+
+    def init(self, Z: Float[Tensor, "n r"]) -> State:
+        return {
+            "Z": Z,
+            "damping": torch.tensor(self.damping, dtype=torch.float64, device=Z.device),
+            "rest": torch.zeros((), dtype=torch.int64, device=Z.device),
+        }
+
+    def step(self, span: Span, geometry: Geometry, state: State, jitter: Float[Tensor, ""]) -> tuple[State, Fit]:
+        Z, damping, rest = state["Z"], float(state["damping"]), int(state["rest"])
+        fit, normal = _linear(span).linearise(Z, geometry, jitter)
+        before = after = float(fit.loss)
+        for _ in range(_TRIES):
+            trial = geometry.project(Z + normal.step(damping))
+            loss = float(span.fit(trial, gradient=False, jitter=jitter).loss)
+            if loss < before:
+                Z, damping, after = trial, max(damping / 5, 1e-15), loss
+                break
+            damping *= 4
+        if after == before:
+            rest = _AT_REST  # no damping helps
+        else:
+            rest = rest + 1 if before - after < self.settled * before else 0
+        return {
+            "Z": Z,
+            "damping": torch.full_like(state["damping"], damping),
+            "rest": torch.full_like(state["rest"], rest),
+        }, fit
+
+
+def _linear(span: Span) -> LastLayerSpan:
+    if not isinstance(span, LastLayerSpan):
+        raise OptionError(
+            "expected --parameters last with --solver lm, got others; use --solver gd for other parameters"
+        )
+    return span

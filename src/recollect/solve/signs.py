@@ -1,0 +1,103 @@
+"""Σ_i s_i m_i = t, s_i ∈ {−1, +1}: the signs that lifting set aside.
+
+The lifted span (`span/rows.py`) explains ΔW_L by even parts and one free linear part. The true points also make up
+that linear part: with T_k(z) = even + zᵀB_k, its coefficients w_k (r×c) must be
+
+    Σ_i s_i C_i^k z_iᵀ = w_k,   weighted by B_k: written in an orthonormal basis of the rows of B, Kr·c equations.
+
+With as many equations as points this is least squares. With fewer it is a subset sum of low density: the signs are
+a short vector of the lattice spanned by the rows of (Kannan's embedding, with b = (s + 1)/2)
+
+    [ 2I | κ·2Mᵀ        | 0 ]
+    [ −1 | −κ(t + M1)ᵀ  | 1 ]
+
+and LLL finds it. κ is one over the noise of an equation, which is not known: a few are tried, and the solution is
+believed only if chance could not have made its residual.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from recollect.shapes import Float, Tensor
+from recollect.span import Explained, LastLayerSpan
+
+_CERTAIN = math.log(1e-3)
+
+
+@dataclass(frozen=True)
+class Signs:
+    """Signs of n points, whether they are settled, and in words how or why not."""
+
+    values: Float[Tensor, " n"]
+    settled: bool
+    how: str
+
+
+def sign_system(
+    span: LastLayerSpan, Z: Float[Tensor, "n r"], explained: Explained
+) -> tuple[Float[Tensor, "e n"], Float[Tensor, " e"]]:
+    """(M, t) with M s = t for the true signs s, up to noise that is alike in all equations."""
+    B = span.rows.fixed
+    if B is None:
+        raise ValueError("only a lifted span has signs to find")
+    n, r = Z.shape
+    k, c = span.rows.families, explained.C.shape[1]
+    _, T = torch.linalg.qr(B.T)
+    linear = torch.einsum("knc,nr->krnc", explained.C[: k * n].reshape(k, n, c), Z).reshape(k * r, n * c)
+    M = (T @ linear).reshape(-1, n, c).permute(0, 2, 1).reshape(-1, n)
+    t = (T @ explained.C[k * n :]).reshape(-1)
+    return M, t
+
+
+def find_signs(M: Float[Tensor, "e n"], t: Float[Tensor, " e"]) -> Signs:
+    """By least squares where the equations determine every sign, else by LLL."""
+    M, t = M.cpu().double(), t.cpu().double()
+    n = M.shape[1]
+    guess = torch.linalg.lstsq(M, t[:, None], driver="gelsd").solution[:, 0]
+    values = torch.where(guess < 0, -1.0, 1.0).double()
+    if _log_accidents(M, t, values) < _CERTAIN:
+        return Signs(values, True, "signs by least squares")
+    if find_spec("flint") is None:
+        return Signs(
+            values,
+            False,
+            f"{n} signs from {len(t)} equations need lattice reduction, and python-flint is not installed: install it",
+        )
+    for digits in range(7, 2, -1):
+        found = _lattice(M, t, digits)
+        if found is not None and _log_accidents(M, t, found) < _CERTAIN:
+            return Signs(found, True, f"signs by LLL, equations known to {digits} digits")
+    return Signs(values, False, "no choice of signs fits the linear part: the points are not exact enough, or wrong")
+
+
+def _log_accidents(M: Tensor, t: Tensor, s: Tensor) -> float:
+    """The logarithm of how many of the 2ⁿ choices of signs would fit as well by chance.
+
+    For random signs equation j is off by about N(0, σ_j²), σ_j the norm of M's row.
+    """
+    residual = (M @ s - t).abs()
+    epsilon = float(residual.square().mean().sqrt())
+    sigma = M.norm(dim=1)
+    chance = (2 * epsilon / (math.sqrt(2 * math.pi) * sigma.clamp_min(1e-300))).clamp(1e-300, 1.0)
+    return M.shape[1] * math.log(2) + float(chance.log().sum())
+
+
+def _lattice(M: Tensor, t: Tensor, digits: int) -> Tensor | None:
+    from flint import fmpz_mat
+
+    n = M.shape[1]
+    scale = 10.0**digits / float(M.norm(dim=1).max()) * math.sqrt(n)
+    columns = (2 * scale * M).T.round().to(torch.int64).tolist()
+    goal = (-scale * (t + M.sum(1))).round().to(torch.int64).tolist()
+    rows = [[0] * i + [2] + [0] * (n - i - 1) + columns[i] + [0] for i in range(n)]
+    rows.append([-1] * n + goal + [1])
+    for row in fmpz_mat(rows).lll().tolist():
+        entries = [int(value) for value in row]
+        if abs(entries[-1]) == 1 and all(abs(value) == 1 for value in entries[:n]):
+            return torch.tensor([float(entries[-1] * value) for value in entries[:n]], dtype=torch.float64)
+    return None

@@ -1,0 +1,137 @@
+"""(JᵀJ + λD) s = −g: the normal equations of variable projection (Golub & Pereyra 1973, Kaufman 1975).
+
+The residual R(Z) = ΔW_L P⊥(Z), c×p, depends on Z alone. With F_i^k = P⊥ ∂T_k(z_i)/∂z_i (p×r), and the term of the
+derivative that lies in the span left out (Kaufman), moving point i by s_i moves R by −Σ_k C_i^k ⊗ F_i^k s_i. Hence
+
+    (JᵀJ)_ij = Σ_kl (C_i^k · C_j^l) F_i^kᵀF_j^l   (r×r),      g_i = −Σ_k F_i^kᵀ Rᵀ C_i^k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from recollect.shapes import Float, Tensor
+
+
+@runtime_checkable
+class Normal(Protocol):
+    @property
+    def gradient(self) -> Float[Tensor, "n r"]:
+        """g, half the gradient of the loss."""
+
+    def step(self, damping: float) -> Float[Tensor, "n r"]:
+        """s; NaN where the damped matrix is not positive definite."""
+
+    def variances(self) -> Float[Tensor, " n"]:
+        """tr of each point's block of (JᵀJ)⁻¹, over the directions in which it may move: how loosely it is held."""
+
+
+@dataclass(frozen=True)
+class DenseNormal:
+    """JᵀJ as a matrix: 2p(nr)² operations to form for one output, (nr)³/3 to factor."""
+
+    N: Float[Tensor, "k k"]
+    gradient: Float[Tensor, "n r"]
+    barred: Float[Tensor, "n r"]
+    """The unit direction in which each point may not move; zero where all are free."""
+
+    @classmethod
+    def of(
+        cls,
+        F: Float[Tensor, "k p n r"],
+        C: Float[Tensor, "k n c"],
+        R: Float[Tensor, "c p"],
+        barred: Float[Tensor, "n r"],
+    ) -> DenseNormal:
+        K, p, n, r = F.shape
+        N = F.new_zeros(n * r, n * r)
+        if C.shape[2] <= K:  # J of each output by itself: c products
+            for alpha in C.unbind(2):
+                E = (alpha[:, None, :, None] * F).sum(0).reshape(p, n * r)
+                N.addmm_(E.T, E)
+        else:  # all outputs at once: K(K+1)/2 products
+            flat = F.reshape(K, p, n * r)
+            for k in range(K):
+                for j in range(k, K):
+                    block = (flat[k].T @ flat[j]).reshape(n, r, n, r)
+                    block *= (C[k] @ C[j].T)[:, None, :, None]
+                    block = block.reshape(n * r, n * r)
+                    N += block if k == j else block + block.T
+        return cls(N, -torch.einsum("kpnr,knp->nr", F, C @ R), barred)
+
+    def step(self, damping: float) -> Float[Tensor, "n r"]:
+        N = self.N.clone()
+        N.diagonal().add_(damping * self.N.diagonal().mean())
+        factor, info = torch.linalg.cholesky_ex(N)
+        s = torch.cholesky_solve(-self.gradient.reshape(-1, 1), factor)
+        return torch.where(info == 0, s, torch.nan).reshape(self.gradient.shape)
+
+    def variances(self) -> Float[Tensor, " n"]:
+        n, r = self.gradient.shape
+        mean = self.N.diagonal().mean()
+        N = self.N.clone()
+        N.diagonal().add_(_LOADING * mean)
+        blocks = torch.diagonal(N.view(n, r, n, r), dim1=0, dim2=2)  # r×r×n, a view
+        blocks += mean * torch.einsum("na,nb->abn", self.barred, self.barred)
+        factor, info = torch.linalg.cholesky_ex(N)
+        inverse = torch.where(info == 0, torch.cholesky_inverse(factor).diagonal(), torch.inf).reshape(n, r).sum(1)
+        return inverse - self.barred.square().sum(1) / ((1 + _LOADING) * mean)
+
+
+@dataclass(frozen=True)
+class ImplicitNormal:
+    """JᵀJv by one product with the Jacobians and one with their transposes; conjugate gradients for the step.
+
+    8npr operations a product where the dense matrix takes 2p(nr)² to form. The preconditioner is the block diagonal
+    of JᵀJ + λD, an r×r matrix a point.
+    """
+
+    apply: Callable[[Float[Tensor, "n r"]], Float[Tensor, "n r"]]
+    blocks: Float[Tensor, "n r r"]
+    gradient: Float[Tensor, "n r"]
+    barred: Float[Tensor, "n r"]
+    tolerance: float = 1e-3
+    """‖residual‖/‖g‖ at which a step is good enough: an inexact Newton step, the next one corrects it."""
+    most: int = 200
+
+    def step(self, damping: float) -> Float[Tensor, "n r"]:
+        diagonal = self.blocks.diagonal(dim1=1, dim2=2)
+        loading = damping * diagonal.mean()
+        factor, info = torch.linalg.cholesky_ex(self.blocks + loading * torch.eye(diagonal.shape[1]).to(self.blocks))
+        if bool((info != 0).any()):
+            return torch.full_like(self.gradient, torch.nan)
+        s, rest = torch.zeros_like(self.gradient), -self.gradient
+        goal = self.tolerance * float(rest.norm())
+        direction = conditioned = torch.cholesky_solve(rest[:, :, None], factor)[:, :, 0]
+        agreement = (rest * conditioned).sum()
+        for _ in range(self.most):
+            if float(rest.norm()) <= goal:
+                break
+            image = self.apply(direction) + loading * direction
+            length = agreement / (direction * image).sum()
+            s, rest = s + length * direction, rest - length * image
+            conditioned = torch.cholesky_solve(rest[:, :, None], factor)[:, :, 0]
+            before, agreement = agreement, (rest * conditioned).sum()
+            direction = conditioned + agreement / before * direction
+        return s
+
+    def variances(self) -> Float[Tensor, " n"]:
+        """Each point by itself, as if the others were known: too small, but in much the same order."""
+        mean = self.blocks.diagonal(dim1=1, dim2=2).mean()
+        loading = _LOADING * mean * torch.eye(self.blocks.shape[1]).to(self.blocks)
+        held = self.blocks + loading + mean * torch.einsum("na,nb->nab", self.barred, self.barred)
+        traces = torch.linalg.inv(held).diagonal(dim1=1, dim2=2).sum(1)
+        return traces - self.barred.square().sum(1) / ((1 + _LOADING) * mean)
+
+
+_LOADING = 1e-12
+"""Relative to the mean diagonal: a point that explains nothing is held by nothing, and its variance is about 1e12."""
+
+
+def dense_normal_bytes(families: int, p: int, n: int, r: int) -> int:
+    """Peak memory of a dense step in float64: the Jacobians, their tangent and projected copies, JᵀJ and its factor."""
+    return 8 * (4 * families * p * n * r + 3 * (n * r) ** 2)

@@ -1,0 +1,247 @@
+"""`auto`: Levenberg–Marquardt in stages, each from where the one before it ended. docs/method.md derives them.
+
+1. From a random start, features at θf, signs lifted where they hide: few unknowns, a wide valley.
+2. Respawn: points that explain nothing are put where most is left to explain.
+3. Both endpoints: the residual at the data falls by orders of magnitude, and false minima stand out.
+4. Respawn again, now that they do.
+5. Out of Û: a victim trained in float32 tilts it. In full space, where counting allows, then back into the span of
+   the points themselves.
+6. Signs, and a last descent with everything in place.
+
+Nothing here knows the data; a stage is kept if it lowers the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from recollect.geometry import random_start
+from recollect.options import Auto
+from recollect.problem import Problem
+from recollect.result import Stage
+from recollect.search import Search
+from recollect.seeds import stream
+from recollect.shapes import Float, Tensor
+from recollect.solve import LevenbergMarquardt, Outcome, Status
+from recollect.solve.respawn import costs, spawn
+from recollect.solve.signs import find_signs, sign_system
+from recollect.span import Endpoints, LastLayerSpan, Parity
+
+EXACT = 1e-20
+"""A residual at the rounding of float64: nothing is left to explain."""
+_BETTER = 0.99
+_PATIENCE = 3
+"""Respawns in a row that may come to nothing."""
+_CLEAR_GAP = 1e6
+"""A gap in the spectrum of ΔW_1 above which Û is as good as float64 makes it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where an attack ended: points, the problem whose coordinates they are in, the span that judges them."""
+
+    problem: Problem
+    span: LastLayerSpan
+    outcome: Outcome
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...]
+
+
+class Interrupted(Exception):
+    """Ctrl-C during a run; what it had found is kept."""
+
+
+class Stages:
+    """The state that stages hand on: problem, span, outcome; and what is told of them: stages, notes."""
+
+    def __init__(self, problem: Problem, search: Search, options: Auto, seed: int) -> None:
+        self._search, self._options, self._seed = search, options, seed
+        self._solver = LevenbergMarquardt(iterations=options.iterations)
+        self.problem = problem
+        self.stages: tuple[Stage, ...] = ()
+        self.notes: tuple[str, ...] = ()
+        self._kept: tuple[Problem, LastLayerSpan, Outcome] | None = None
+
+    def run(self, n: int) -> Found:
+        try:
+            self._all(n)
+        except (Interrupted, KeyboardInterrupt):
+            if self._kept is None:
+                raise KeyboardInterrupt from None
+            self._kept = (*self._kept[:2], replace(self._kept[2], status=Status.INTERRUPTED))
+        assert self._kept is not None
+        return Found(*self._kept, self.stages, self.notes)
+
+    def _all(self, n: int) -> None:
+        problem, attack = self.problem, self.problem.attack
+        parity, moving = problem.parity, problem.moving
+        lifted = parity is Parity.LINEAR
+        endpoints = attack.endpoints or (Endpoints.BOTH if moving else Endpoints.FINAL)
+        if endpoints is Endpoints.BOTH and not moving:
+            endpoints = Endpoints.FINAL
+            self.notes += ("training did not move the features: both endpoints are one",)
+        one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
+        self._start(n, self._span(n, one, lifted))
+        self._respawn(1 if endpoints is Endpoints.BOTH else _PATIENCE)
+        if endpoints is Endpoints.BOTH:
+            self._switch("both endpoints", self._span(n, endpoints, lifted))
+            self._respawn(_PATIENCE)
+        self._leave_subspace()
+        if lifted:
+            self._settle_signs(endpoints)
+        elif parity is Parity.ODD:
+            self._signs_open("the network's features are odd, h(−x) = −h(x): a point and its negative explain the same")
+
+    # What the rest looks at.
+
+    @property
+    def span(self) -> LastLayerSpan:
+        assert self._kept is not None
+        return self._kept[1]
+
+    @property
+    def outcome(self) -> Outcome:
+        assert self._kept is not None
+        return self._kept[2]
+
+    @property
+    def Z(self) -> Float[Tensor, "n r"]:
+        return self.outcome.Z
+
+    def _span(self, n: int, endpoints: Endpoints, lifted: bool) -> LastLayerSpan:
+        span = self.problem.span(n, endpoints, lifted=lifted)
+        assert isinstance(span, LastLayerSpan)  # what `Auto` is for
+        return span
+
+    # One stage each.
+
+    def _start(self, n: int, span: LastLayerSpan) -> None:
+        geometry, attack = self.problem.geometry, self.problem.attack
+        best: Outcome | None = None
+        for restart in range(attack.restarts):
+            Z = random_start(geometry, n, self.problem.r, stream(f"start {restart}", self._seed))
+            outcome = self._descend("random start", span, Z.to(self.problem.device, self.problem.dtype))
+            best = outcome if best is None or outcome.loss < best.loss else best
+            self._keep(span, best)
+            self._tell(f"random start {restart + 1}", outcome)
+            if best.loss <= EXACT:
+                break
+
+    def _switch(self, name: str, span: LastLayerSpan) -> None:
+        """Go on from the same points with another span."""
+        outcome = self._descend(name, span, self.Z)
+        self._keep(span, outcome)
+        self._tell(name, outcome)
+
+    def _respawn(self, patience: int) -> None:
+        generator = stream(f"respawn {len(self.stages)}", self._seed)
+        failures, tried, iterations, seconds = 0, 0, 0, 0.0
+        while tried < self._options.rounds and failures < patience and self.outcome.loss > EXACT:
+            outcome, steps, spent = self._round(generator)
+            tried, iterations, seconds = tried + 1, iterations + steps, seconds + spent
+            if outcome.loss < _BETTER * self.outcome.loss:
+                failures = 0
+                self._keep(self.span, outcome)
+            else:
+                failures += 1
+        if tried:
+            ended = replace(self.outcome, iterations=iterations, seconds=seconds)
+            self._tell(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
+
+    def _round(self, generator: torch.Generator) -> tuple[Outcome, int, float]:
+        """Add points where most is left to explain, descend, drop as many that explain least, descend."""
+        span, geometry, Z, n = self.span, self.problem.geometry, self.Z, len(self.Z)
+        suspects = int((costs(span, Z, self._jitter) < self.outcome.loss).sum())
+        count = min(max(1, suspects), max(1, n // 10))
+        room = self.problem.most_points(span.rows.families) - n
+        steps, spent = 0, 0.0
+        if room < count:  # no equations to spare: drop first
+            Z = self._without(Z, count)
+        Z = torch.cat([Z, spawn(span, geometry, Z, count, generator, self._jitter)])
+        if len(Z) > n:
+            grown = self._descend("respawn", span, Z)
+            Z, steps, spent = self._without(grown.Z, len(Z) - n), grown.iterations, grown.seconds
+        outcome = self._descend("respawn", span, Z)
+        return outcome, steps + outcome.iterations, spent + outcome.seconds
+
+    def _without(self, Z: Float[Tensor, "n r"], count: int) -> Float[Tensor, "m r"]:
+        for _ in range(count):
+            cost = costs(self.span, Z, self._jitter).nan_to_num(torch.inf)
+            keep = torch.arange(len(Z), device=Z.device) != cost.argmin()
+            Z = Z[keep]
+        return Z
+
+    def _leave_subspace(self) -> None:
+        """Û tilted by rounding: descend in all of R^d, and come back into the span of what was found there."""
+        problem, span, kept = self.problem, self.span, self._kept
+        found, n, r = problem.spectrum, len(self.Z), problem.r
+        if found is None or found.gap > _CLEAR_GAP or r == problem.victim.d or self.outcome.loss <= EXACT:
+            return
+        outside = problem.within(None)
+        if n > outside.most_points(span.rows.families):
+            self.notes += (
+                "rounding in training tilts the subspace of ΔW1, and there are too few equations to leave it: its "
+                "tilt limits the accuracy",
+            )
+            return
+        before, X = self.outcome, problem.lift(self.Z)
+        self.problem = outside
+        self._switch("out of the subspace", self._span(n, span.endpoints, span.lifted))
+        _, _, Vh = torch.linalg.svd(self.Z, full_matrices=False)
+        U = Vh[:r].T
+        self.problem, Z = problem.within(U.cpu()), self.Z @ U
+        self._keep(self._span(n, span.endpoints, span.lifted), replace(self.outcome, Z=problem.geometry.project(Z)))
+        self._switch("into the span of the points found", self.span)
+        if not self.outcome.loss < before.loss:
+            self.problem, self._kept = problem, kept
+
+    def _settle_signs(self, endpoints: Endpoints) -> None:
+        lifted = self.span
+        M, t = sign_system(lifted, self.Z, lifted.explain(self.Z, self._jitter))
+        signs = find_signs(M, t)
+        signed = signs.values.to(self.Z)[:, None] * self.Z
+        plain = self._span(len(self.Z), endpoints, False)
+        before = self.outcome
+        if not signs.settled:
+            self._keep(plain, replace(before, Z=signed))
+            self._signs_open(signs.how)
+            return
+        outcome = self._descend("signs settled", plain, signed)
+        self._keep(plain, outcome)
+        self._tell(signs.how, outcome)
+
+    def _signs_open(self, why: str) -> None:
+        self._keep(self.span, replace(self.outcome, status=Status.SIGNS))
+        self.notes += (f"the points are found up to sign: {why}",)
+
+    # How it is done.
+
+    @property
+    def _jitter(self) -> Float[Tensor, ""]:
+        return torch.tensor(self.outcome.jitter, dtype=torch.float64, device=self.problem.device)
+
+    def _descend(self, name: str, span: LastLayerSpan, Z: Float[Tensor, "n r"]) -> Outcome:
+        outcome = self._search.minimise(
+            name,
+            self._solver,
+            span,
+            self.problem.geometry,
+            Z,
+            tolerance=max(EXACT, self.problem.attack.tolerance),
+        )
+        if outcome.status is Status.INTERRUPTED:
+            if self._kept is None or (span is self.span and len(Z) == len(self.Z) and outcome.loss < self.outcome.loss):
+                self._keep(span, outcome)
+            raise Interrupted
+        return outcome
+
+    def _keep(self, span: LastLayerSpan, outcome: Outcome) -> None:
+        trace = outcome.trace
+        if self._kept is not None and trace is not self._kept[2].trace:
+            trace = torch.cat([self._kept[2].trace, trace])
+        self._kept = (self.problem, span, replace(outcome, trace=trace))
+
+    def _tell(self, name: str, outcome: Outcome) -> None:
+        self.stages += (Stage(name, outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value),)
