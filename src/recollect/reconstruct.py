@@ -20,8 +20,9 @@ from recollect.progress import Progress, quiet
 from recollect.result import Checkpoint, Reconstruction, Stage
 from recollect.search import Search
 from recollect.seeds import stream
-from recollect.shapes import Float, Tensor
+from recollect.shapes import Tensor
 from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, paper_step
+from recollect.solve.confidence import confidence, expected_errors
 from recollect.span import Endpoints, LastLayerSpan, Span
 from recollect.stages import Stages
 from recollect.victim import Victim
@@ -124,9 +125,9 @@ def _result(
             "was given"
         )
     families = span.rows.families if isinstance(span, LastLayerSpan) else 1
-    confidence = None
+    sure = None
     if exact and isinstance(span, LastLayerSpan):
-        confidence = _confidence(problem, span, best.Z, jitter)
+        sure = confidence(expected_errors(span, problem.geometry, best.Z, jitter)).cpu().double()
     return Reconstruction(
         inputs=problem.lift(Z),
         coefficients=fit.alpha.cpu().double(),
@@ -144,20 +145,8 @@ def _result(
         span=span.name,
         resumed_at=resumed_at,
         singular_values=None if found is None else found.singular_values,
-        confidence=confidence,
+        confidence=sure,
     )
-
-
-def _confidence(
-    problem: Problem, span: LastLayerSpan, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""]
-) -> Float[Tensor, " n"]:
-    """1/(1 + (ê_i/0.1)²), ê_i the error of a least-squares estimate with this residual: σ²·tr (JᵀJ)⁻¹_ii, relative."""
-    fit, normal = span.linearise(Z, problem.geometry, jitter)
-    n = len(Z)
-    spare = span.equations - n * problem.geometry.free_dimensions(problem.r) - span.coefficients(n)
-    variance = fit.loss / max(spare, 1) * normal.variances().clamp_min(0)
-    squared = variance / Z.double().square().sum(1).clamp_min(1e-300)
-    return (1 / (1 + squared / 0.01)).nan_to_num(0.0).cpu().double()
 
 
 def _double(tensor: Tensor) -> Tensor:

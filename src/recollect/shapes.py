@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Theta = Mapping[str, Tensor]
 """Parameters by name: θ0, θf, or Δθ."""
 
-__all__ = ["Float", "Int", "Tensor", "Theta"]
+__all__ = ["Bool", "Float", "Int", "Tensor", "Theta"]

@@ -23,16 +23,17 @@ from recollect.problem import Problem
 from recollect.result import Stage
 from recollect.search import Search
 from recollect.seeds import stream
-from recollect.shapes import Float, Tensor
+from recollect.shapes import Float, Int, Tensor
 from recollect.solve import LevenbergMarquardt, Outcome, Status
-from recollect.solve.respawn import costs, spawn
+from recollect.solve.confidence import doubtful, expected_errors
+from recollect.solve.respawn import spawn
 from recollect.solve.signs import find_signs, sign_system
 from recollect.span import Endpoints, LastLayerSpan, Parity
 
 EXACT = 1e-20
 """A residual at the rounding of float64: nothing is left to explain."""
 _BETTER = 0.99
-_PATIENCE = 3
+_PATIENCE = 5
 """Respawns in a row that may come to nothing."""
 _CLEAR_GAP = 1e6
 """A gap in the spectrum of ΔW_1 above which Û is as good as float64 makes it."""
@@ -136,10 +137,14 @@ class Stages:
         self._tell(name, outcome)
 
     def _respawn(self, patience: int) -> None:
+        """While there are points that nothing holds: drop them, and put new ones where most is left to explain."""
         generator = stream(f"respawn {len(self.stages)}", self._seed)
         failures, tried, iterations, seconds = 0, 0, 0, 0.0
         while tried < self._options.rounds and failures < patience and self.outcome.loss > EXACT:
-            outcome, steps, spent = self._round(generator)
+            dropped = self._least_held()
+            if not len(dropped):
+                break
+            outcome, steps, spent = self._round(dropped, generator)
             tried, iterations, seconds = tried + 1, iterations + steps, seconds + spent
             if outcome.loss < _BETTER * self.outcome.loss:
                 failures = 0
@@ -150,28 +155,27 @@ class Stages:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._tell(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
 
-    def _round(self, generator: torch.Generator) -> tuple[Outcome, int, float]:
-        """Add points where most is left to explain, descend, drop as many that explain least, descend."""
-        span, geometry, Z, n = self.span, self.problem.geometry, self.Z, len(self.Z)
-        suspects = int((costs(span, Z, self._jitter) < self.outcome.loss).sum())
-        count = min(max(1, suspects), max(1, n // 10))
-        room = self.problem.most_points(span.rows.families) - n
-        steps, spent = 0, 0.0
-        if room < count:  # no equations to spare: drop first
-            Z = self._without(Z, count)
-        Z = torch.cat([Z, spawn(span, geometry, Z, count, generator, self._jitter)])
-        if len(Z) > n:
-            grown = self._descend("respawn", span, Z)
-            Z, steps, spent = self._without(grown.Z, len(Z) - n), grown.iterations, grown.seconds
-        outcome = self._descend("respawn", span, Z)
-        return outcome, steps + outcome.iterations, spent + outcome.seconds
+    def _least_held(self) -> Int[Tensor, " m"]:
+        """The points in doubt, at most a tenth of all."""
+        errors = expected_errors(self.span, self.problem.geometry, self.Z, self._jitter)
+        most = max(1, len(errors) // 10)
+        worst = errors.argsort(descending=True, stable=True)[:most]
+        return worst[doubtful(errors)[worst]]
 
-    def _without(self, Z: Float[Tensor, "n r"], count: int) -> Float[Tensor, "m r"]:
-        for _ in range(count):
-            cost = costs(self.span, Z, self._jitter).nan_to_num(torch.inf)
-            keep = torch.arange(len(Z), device=Z.device) != cost.argmin()
-            Z = Z[keep]
-        return Z
+    def _round(self, dropped: Int[Tensor, " m"], generator: torch.Generator) -> tuple[Outcome, int, float]:
+        span, Z, n = self.span, self.Z, len(self.Z)
+        stays = torch.ones(n, dtype=torch.bool, device=Z.device)
+        stays[dropped] = False
+        Z, steps, spent = Z[stays], 0, 0.0
+        while True:
+            outcome = self._descend("respawn", span, Z) if len(Z) else None
+            if outcome is not None:
+                Z, steps, spent = outcome.Z, steps + outcome.iterations, spent + outcome.seconds
+                if len(Z) == n:
+                    return outcome, steps, spent
+            # Fewer than were dropped, if no more than that stand apart: then there is another turn.
+            new = spawn(span, self.problem.geometry, Z, n - len(Z), generator, self._jitter)
+            Z = torch.cat([Z, new])
 
     def _leave_subspace(self) -> None:
         """Û tilted by rounding: descend in all of R^d, and come back into the span of what was found there."""

@@ -1,0 +1,241 @@
+"""`--solver auto` against the paper's gradient descent, on the same victims: ρ, time, where recovery starts.
+
+    python benchmarks/exact.py --part synthetic --out results.jsonl [--seconds 500] [--dtypes float64,float32]
+    python benchmarks/exact.py --part features  --out results.jsonl
+    python benchmarks/exact.py --part images --cifar cifar10.npz --out results.jsonl
+    python benchmarks/exact.py --part small     --out results.jsonl --device cpu
+    python benchmarks/exact.py --part threshold --out results.jsonl
+    python benchmarks/exact.py --part count --cifar cifar10.npz --out results.jsonl
+    python benchmarks/exact.py --table results.jsonl
+
+Each result is one line of JSON; what is in the file already is not run again, so a part may be cut short and resumed.
+`--solvers auto` leaves the baseline out, `--solvers gd` runs it alone. Needs torch, numpy, scipy and safetensors, and
+python-flint for the signs of the synthetic task. Seconds are of `reconstruct` as a whole, after a warm-up of the same
+shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recollect import Auto, Basis, GradientDescent, Projection, RecollectWarning, Subspace, Victim, evaluate
+from recollect import reconstruct as attack_victim
+from recollect.data import Dataset, load_dataset, synthetic
+from recollect.seeds import stream
+from recollect.training import minimum_norm, train
+from recollect.victim import initial_theta, mlp, random_features
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+Row = dict[str, Any]
+SOLVERS: dict[str, Auto | GradientDescent] = {"auto": Auto(), "gd": GradientDescent(iterations=10_000)}
+
+
+@dataclass
+class Cell:
+    """A victim to be, and how it is attacked. The key names it in the file of results."""
+
+    task: str
+    data: Callable[[int], Dataset]
+    width: int
+    depth: int = 2
+    dtype: str = "float64"
+    seed: int = 0
+    features: str = ""
+    """Random features with this activation; `+bias` for biases."""
+    known_basis: bool = False
+    known_n: bool = True
+
+    @property
+    def key(self) -> Row:
+        keep = ("task", "width", "depth", "dtype", "seed", "features", "known_n")
+        return {name: getattr(self, name) for name in keep}
+
+    @cached_property
+    def made(self) -> tuple[Victim, Dataset, Row]:
+        data = self.data(self.seed)
+        X, Y = data.inputs.to(DEVICE), data.targets.to(DEVICE)
+        d, c = X.shape[1], Y.shape[1]
+        if self.features:
+            activation, _, bias = self.features.partition("+")
+            network = random_features(d, self.width, c, bias=bool(bias), activation=activation)
+        else:
+            network = mlp(d, self.width, c, depth=self.depth)
+        dtype = getattr(torch, self.dtype)
+        theta_0 = initial_theta(network, init="fan-in", generator=stream("weights", self.seed), dtype=dtype)
+        theta_0 = {name: tensor.to(DEVICE) for name, tensor in theta_0.items()}
+        done = minimum_norm(network, theta_0, X, Y) if self.features else train(network, theta_0, X, Y)
+        return done.victim, data, {"steps": done.steps, "training_seconds": done.seconds}
+
+    def attacked(self, solver: str, seed: int) -> Row:
+        victim, data, facts = self.made
+        n = len(data.inputs)
+        space = Basis(U=data.basis) if self.known_basis else Subspace()
+        if solver == "gd" and not self.known_basis:  # as in the paper, the dimension is taken as known
+            space = Subspace(rank=data.basis.shape[1])
+        attack = Projection(space=space, solver=SOLVERS[solver])
+        began = time.perf_counter()
+        found = attack_victim(victim, n if self.known_n else None, attack, seed=seed, device=DEVICE)
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+        score = evaluate(found, data.inputs)
+        errors = score.errors_up_to_sign
+        return {
+            **facts,
+            "n": n,
+            "n_found": len(found.inputs),
+            "equations_per_coordinate": found.equations / (n * found.rank),
+            "rho": score.rho,
+            "rho_up_to_sign": score.rho_up_to_sign,
+            "worst": float(errors.max()),
+            "recovered": score.recovered,
+            "loss": found.loss,
+            "status": found.status.name.lower(),
+            "rank": found.rank,
+            "seconds": seconds,
+            "chance_span": score.chance["span"],
+            "confidence": None if found.confidence is None else float(found.confidence.min()),
+            "spearman": _spearman(found.confidence, found.inputs, data.inputs),
+            "stages": [(s.name, s.loss, s.iterations, round(s.seconds, 3)) for s in found.stages][:12],
+            "notes": list(found.notes),
+        }
+
+
+def _spearman(confidence: torch.Tensor | None, found: torch.Tensor, truth: torch.Tensor) -> float | None:
+    """How well confidence ranks the errors, each found point's to the true one it is closest to, up to sign."""
+    from scipy.stats import spearmanr
+
+    if confidence is None or len(found) < 3:
+        return None
+    found, truth = (torch.nn.functional.normalize(points.double().cpu(), dim=1) for points in (found, truth))
+    errors = torch.minimum(torch.cdist(found, truth), torch.cdist(-found, truth)).min(1).values
+    value = float(spearmanr(confidence, -errors).statistic)
+    return value if math.isfinite(value) else None
+
+
+def paper_data(seed: int) -> Dataset:
+    return load_dataset("synthetic", 100, seed=seed)
+
+
+def small_data(seed: int) -> Dataset:
+    return synthetic(n=20, dim=20, rank=10, noise=0.5, seed=seed)
+
+
+def images(path: Path, n: int) -> Callable[[int], Dataset]:
+    data = load_dataset(str(path), n)
+    return lambda seed: data
+
+
+def cells(part: str, dtypes: list[str], cifar: Path | None, seeds: int) -> Iterator[Cell]:
+    if part == "small":
+        for seed in range(2 * seeds):
+            yield Cell("small", small_data, 1000, seed=seed)
+    if part in ("small", "images") and cifar is not None:
+        ten = images(cifar, 10)
+        for dtype in dtypes:
+            for depth in (2, 3, 5) if part == "images" else (2,):
+                for seed in range(seeds):
+                    yield Cell("cifar10-10", ten, 1000, depth, dtype, seed)
+    if part == "images" and cifar is not None:
+        hundred = images(cifar, 100)
+        for dtype in dtypes:
+            for width, depth in ((4000, 2), (8000, 2), (6000, 3)):
+                for seed in range(seeds):
+                    yield Cell("cifar10-100", hundred, width, depth, dtype, seed)
+    if part == "synthetic":
+        for dtype in dtypes:
+            for seed in range(seeds):
+                yield Cell("synthetic", paper_data, 10_000, 2, dtype, seed)
+    if part == "features":
+        for kind in ("relu", "relu+bias", "tanh+bias"):
+            for seed in range(seeds):
+                yield Cell("features", paper_data, 9000, seed=seed, features=kind, known_basis=True)
+    if part == "threshold":
+        for ratio in (4.0, 3.2, 2.8, 2.6, 2.4, 2.2, 2.0, 1.8, 1.6, 1.4, 1.2):
+            for seed in range(2 * seeds):
+                yield Cell("threshold", paper_data, round(ratio * 3000), seed=seed, features="relu", known_basis=True)
+    if part == "count":
+        for seed in range(seeds):
+            yield Cell("synthetic", paper_data, 10_000, seed=seed, known_n=False)
+        if cifar is not None:
+            for depth in (2, 3, 5):
+                for seed in range(seeds):
+                    yield Cell("cifar10-10", images(cifar, 10), 1000, depth, seed=seed, known_n=False)
+
+
+def table(path: Path) -> None:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        shape = (row["task"], row["n"], row["width"], row["depth"], row["features"], row["dtype"])
+        groups.setdefault((*shape, row["known_n"], row["solver"]), []).append(row)
+    print("| task | n | width | L | features | victim | n given | solver | ρ signed: median (range) | up to sign | ", end="")
+    print("recovered | seconds: median (range) | seeds |\n|" + "---|" * 13)
+    for key, found in groups.items():
+        rho, up, seconds = ([row[name] for row in found] for name in ("rho", "rho_up_to_sign", "seconds"))
+        share = statistics.median(row["recovered"] for row in found)
+        cells = [*map(str, key), _spread(rho), _spread(up), f"{share:.0%}", _spread(seconds), str(len(found))]
+        print("| " + " | ".join(cells) + " |")
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2g} ({min(values):.2g}–{max(values):.2g})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["small", "synthetic", "features", "images", "threshold", "count"])
+    parser.add_argument("--cifar", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
+    parser.add_argument("--dtypes", default="float64")
+    parser.add_argument("--solvers", default="auto,gd")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--device", choices=["cpu", "cuda"])
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", RecollectWarning)
+    if options.table:
+        table(options.table)
+        return
+    if options.part is None or options.out is None:
+        parser.error("--part and --out are needed")
+    global DEVICE
+    DEVICE = torch.device(options.device) if options.device else DEVICE
+    machine = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    began = time.perf_counter()
+    warm: set[tuple[Any, ...]] = set()
+    for cell in cells(options.part, options.dtypes.split(","), options.cifar, options.seeds):
+        for solver in options.solvers.split(","):
+            key = {**cell.key, "solver": solver}
+            if any(key.items() <= row.items() for row in done):
+                continue
+            if time.perf_counter() - began > options.seconds:
+                print("out of time; run again to go on")
+                return
+            shape = (cell.task, cell.width, cell.depth, cell.features, cell.known_n, solver)
+            if shape not in warm and solver == "auto":
+                cell.attacked(solver, cell.seed)
+                warm.add(shape)
+            row = {**key, **cell.attacked(solver, cell.seed), "machine": machine}
+            with options.out.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+            print(json.dumps({**row, "stages": [(s[0], f"{s[1]:.1e}", *s[2:]) for s in row["stages"]]}), flush=True)
+        del cell
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""ê_i = √(σ² tr (JᵀJ)⁻¹_ii)/‖z_i‖, σ² = L/(equations − unknowns): how far off a point is likely to be, without truth.
+
+The textbook error of a least-squares estimate, as if the residual were noise. It is not: it is what the linearisation
+of training leaves, and the points that explain nothing. But a point that nothing holds has a large ê whatever the
+residual is made of, and in a run that is stuck those are the wrong ones.
+"""
+
+from __future__ import annotations
+
+from recollect.geometry import Geometry
+from recollect.shapes import Bool, Float, Tensor
+from recollect.span import LastLayerSpan
+
+DOUBTFUL = 0.1
+"""A point whose ê is larger is more likely wrong than right."""
+
+
+def expected_errors(
+    span: LastLayerSpan, geometry: Geometry, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+) -> Float[Tensor, " n"]:
+    fit, normal = span.linearise(Z, geometry, jitter)
+    n, r = Z.shape
+    spare = span.equations - n * geometry.free_dimensions(r) - span.coefficients(n)
+    variance = fit.loss / max(spare, 1) * normal.variances().clamp_min(0)
+    return (variance / Z.square().sum(1).clamp_min(1e-300)).sqrt().nan_to_num(1e6, 1e6)
+
+
+def doubtful(errors: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    """Points more likely wrong than right, and points held far less than the others are."""
+    return (errors > DOUBTFUL) | ((errors > DOUBTFUL / 5) & (errors > 10 * errors.median()))
+
+
+def confidence(errors: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """1/(1 + (ê/0.1)²): one half where a point is as likely wrong as right."""
+    return 1 / (1 + (errors / DOUBTFUL).square())
