@@ -30,7 +30,7 @@ from recollect.victim import Victim
 
 def reconstruct(
     victim: Victim,
-    n: int,
+    n: int | None,
     attack: Projection | None = None,
     *,
     seed: int = 0,
@@ -38,17 +38,19 @@ def reconstruct(
     progress: Progress = quiet,
     checkpoint: Checkpoint | None = None,
 ) -> Reconstruction:
-    """Find n inputs whose gradients span Δθ.
+    """Find n inputs whose gradients span Δθ; n None: as many as the residual asks for (`Auto` alone can tell).
 
     The same victim, options, seed and machine give the same bits. A problem with fewer equations than unknowns warns:
     it has solutions that are not the data.
     """
     attack = attack or Projection()
     problem = Problem.of(victim, attack, choose_device(device))
-    doubts = problem.check(n)
     solver = attack.solver
     if isinstance(solver, Auto) and uses_gradient_descent(attack):
         solver = GradientDescent()
+    if n is None and not isinstance(solver, Auto):
+        raise OptionError("expected a number of points for gradient descent and lm, got auto; give --n")
+    doubts = () if n is None else problem.check(n)
     if isinstance(solver, GradientDescent) and solver.step_size is None:
         solver = replace(solver, step_size=paper_step(victim.d))
     total = None if isinstance(solver, Auto) else attack.restarts * solver.iterations
@@ -60,6 +62,7 @@ def reconstruct(
             problem, span, best, stages = found.problem, found.span, found.outcome, found.stages
             doubts += found.notes
         else:
+            assert n is not None
             span = problem.span(n, attack.endpoints or Endpoints.FINAL)
             best, stages = _restarts(problem, solver, span, n, search, seed)
     step = solver.step_size if isinstance(solver, GradientDescent) else None

@@ -13,6 +13,7 @@ Nothing here knows the data; a stage is kept if it lowers the loss.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,13 +27,19 @@ from recollect.seeds import stream
 from recollect.shapes import Float, Int, Tensor
 from recollect.solve import LevenbergMarquardt, Outcome, Status
 from recollect.solve.confidence import doubtful, expected_errors
-from recollect.solve.respawn import spawn
+from recollect.solve.respawn import costs, spawn
 from recollect.solve.signs import find_signs, sign_system
 from recollect.span import Endpoints, LastLayerSpan, Parity
 
 EXACT = 1e-20
 """A residual at the rounding of float64: nothing is left to explain."""
 _BETTER = 0.99
+_AS_GOOD = 10.0
+"""Without the free linear part the residual of the same points is a little larger; with a wrong sign, much."""
+_JUMP = 3.0
+"""By so much the residual must rise when a point is dropped that was there."""
+_CLEAR_JUMP = 10.0
+_GROWTH = 1.3
 _PATIENCE = 5
 """Respawns in a row that may come to nothing."""
 _CLEAR_GAP = 1e6
@@ -65,7 +72,8 @@ class Stages:
         self.notes: tuple[str, ...] = ()
         self._kept: tuple[Problem, LastLayerSpan, Outcome] | None = None
 
-    def run(self, n: int) -> Found:
+    def run(self, n: int | None) -> Found:
+        """n None: as many points as the residual asks for."""
         try:
             self._all(n)
         except (Interrupted, KeyboardInterrupt):
@@ -75,7 +83,7 @@ class Stages:
         assert self._kept is not None
         return Found(*self._kept, self.stages, self.notes)
 
-    def _all(self, n: int) -> None:
+    def _all(self, n: int | None) -> None:
         problem, attack = self.problem, self.problem.attack
         parity, moving = problem.parity, problem.moving
         lifted = parity is Parity.LINEAR
@@ -84,10 +92,17 @@ class Stages:
             endpoints = Endpoints.FINAL
             self.notes += ("training did not move the features: both endpoints are one",)
         one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
-        self._start(n, self._span(n, one, lifted))
-        self._respawn(1 if endpoints is Endpoints.BOTH else _PATIENCE)
-        if endpoints is Endpoints.BOTH:
-            self._switch("both endpoints", self._span(n, endpoints, lifted))
+        if n is None:
+            self._grow(self._span(one, lifted))
+            if endpoints is Endpoints.BOTH:
+                self._switch("both endpoints", self._span(endpoints, lifted))
+            self._prune()
+        else:
+            self._start(n, self._span(one, lifted))
+            self._respawn(1 if endpoints is Endpoints.BOTH else _PATIENCE)
+            if endpoints is Endpoints.BOTH:
+                self._switch("both endpoints", self._span(endpoints, lifted))
+        if n is None or endpoints is Endpoints.BOTH:
             self._respawn(_PATIENCE)
         self._leave_subspace()
         if lifted:
@@ -111,8 +126,8 @@ class Stages:
     def Z(self) -> Float[Tensor, "n r"]:
         return self.outcome.Z
 
-    def _span(self, n: int, endpoints: Endpoints, lifted: bool) -> LastLayerSpan:
-        span = self.problem.span(n, endpoints, lifted=lifted)
+    def _span(self, endpoints: Endpoints, lifted: bool) -> LastLayerSpan:
+        span = self.problem.span(0, endpoints, lifted=lifted)
         assert isinstance(span, LastLayerSpan)  # what `Auto` is for
         return span
 
@@ -129,6 +144,59 @@ class Stages:
             self._tell(f"random start {restart + 1}", outcome)
             if best.loss <= EXACT:
                 break
+
+    def _grow(self, span: LastLayerSpan) -> None:
+        """From as few points as span Û, add more until that no longer explains much more."""
+        problem = self.problem
+        most = max(1, problem.most_points(span.rows.families))
+        n = min(most, problem.r if problem.U is not None else 2)
+        Z = random_start(problem.geometry, n, problem.r, stream("start 0", self._seed))
+        outcome = self._descend("growing", span, Z.to(problem.device, problem.dtype))
+        self._keep(span, outcome)
+        generator = stream("grow", self._seed)
+        iterations, seconds, level = outcome.iterations, outcome.seconds, 0
+        while len(self.Z) < most and self.outcome.loss > EXACT and level < 2:
+            count = min(most, math.ceil(_GROWTH * len(self.Z))) - len(self.Z)
+            new = spawn(span, problem.geometry, self.Z, count, generator, self._jitter)
+            # Where fewer stand apart, the rest starts anywhere: too few new points would show too little of a change.
+            rest = random_start(problem.geometry, count - len(new), problem.r, generator).to(new)
+            before, outcome = self.outcome.loss, self._descend("growing", span, torch.cat([self.Z, new, rest]))
+            iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
+            self._keep(span, outcome)
+            level = level + 1 if before < 0.1 and before < _JUMP * outcome.loss else 0
+        self._tell(f"grown to {len(self.Z)} points", replace(self.outcome, iterations=iterations, seconds=seconds))
+
+    def _prune(self) -> None:
+        """Drop the points that cost least while the residual bears it; where it jumps, that point was there."""
+        span, grown = self.span, self._kept
+        batch, jump, above = max(1, len(self.Z) // 8), math.nan, math.nan
+        iterations, seconds = 0, 0.0
+        while len(self.Z) > 1 and self.outcome.loss < 0.5:
+            Z = self.Z
+            for _ in range(min(batch, len(Z) - 1)):
+                cost = costs(span, Z, self._jitter).nan_to_num(torch.inf)
+                Z = Z[torch.arange(len(Z), device=Z.device) != cost.argmin()]
+            outcome = self._descend("pruning", span, Z)
+            iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
+            rise = outcome.loss / max(self.outcome.loss, EXACT)
+            if rise < _JUMP:
+                above = rise if batch == 1 else math.nan
+                self._keep(span, outcome)
+            elif batch > 1:
+                batch //= 2
+            else:
+                jump = rise
+                break
+        if math.isnan(jump):  # nothing stands out: better too many points than too few
+            self._kept = grown
+        n = len(self.Z)
+        self._tell(f"pruned to {n} points", replace(self.outcome, iterations=iterations, seconds=seconds))
+        if math.isnan(jump):
+            self.notes += (f"n = {n} is a guess: no number of points stands out in the residual; give --n if you know it",)
+            return
+        more = "" if math.isnan(above) else f", one more lowers it {above:.2g}×"
+        sure = "clear" if jump > _CLEAR_JUMP else "not clear: give --n if you know it"
+        self.notes += (f"n = {n} from the residual: one point fewer raises it {jump:.2g}×{more}; {sure}",)
 
     def _switch(self, name: str, span: LastLayerSpan) -> None:
         """Go on from the same points with another span."""
@@ -192,11 +260,11 @@ class Stages:
             return
         before, X = self.outcome, problem.lift(self.Z)
         self.problem = outside
-        self._switch("out of the subspace", self._span(n, span.endpoints, span.lifted))
+        self._switch("out of the subspace", self._span(span.endpoints, span.lifted))
         _, _, Vh = torch.linalg.svd(self.Z, full_matrices=False)
         U = Vh[:r].T
         self.problem, Z = problem.within(U.cpu()), self.Z @ U
-        self._keep(self._span(n, span.endpoints, span.lifted), replace(self.outcome, Z=problem.geometry.project(Z)))
+        self._keep(self._span(span.endpoints, span.lifted), replace(self.outcome, Z=problem.geometry.project(Z)))
         self._switch("into the span of the points found", self.span)
         if not self.outcome.loss < before.loss:
             self.problem, self._kept = problem, kept
@@ -204,10 +272,14 @@ class Stages:
     def _settle_signs(self, endpoints: Endpoints) -> None:
         lifted = self.span
         M, t = sign_system(lifted, self.Z, lifted.explain(self.Z, self._jitter))
-        signs = find_signs(M, t)
-        signed = signs.values.to(self.Z)[:, None] * self.Z
-        plain = self._span(len(self.Z), endpoints, False)
-        before = self.outcome
+        plain, before = self._span(endpoints, False), self.outcome
+
+        def explains(values: Tensor) -> bool:
+            loss = plain.fit(values.to(before.Z)[:, None] * before.Z, gradient=False, jitter=self._jitter).loss
+            return float(loss) < max(_AS_GOOD * before.loss, EXACT)
+
+        signs = find_signs(M, t, explains)
+        signed = signs.values.to(before.Z)[:, None] * before.Z
         if not signs.settled:
             self._keep(plain, replace(before, Z=signed))
             self._signs_open(signs.how)

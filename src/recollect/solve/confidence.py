@@ -1,8 +1,8 @@
-"""ê_i = √(σ² tr (JᵀJ)⁻¹_ii)/‖z_i‖, σ² = L/(equations − unknowns): how far off a point is likely to be, without truth.
+"""ê_i = √(σ² tr (JᵀJ)⁻¹_ii)/ρ, σ² = L/(equations − unknowns): how far off a point is likely to be, without truth.
 
-The textbook error of a least-squares estimate, as if the residual were noise. It is not: it is what the linearisation
-of training leaves, and the points that explain nothing. But a point that nothing holds has a large ê whatever the
-residual is made of, and in a run that is stuck those are the wrong ones.
+The textbook error of a least-squares estimate, relative to the points' median norm ρ, as if the residual were noise. It
+is not: it is what the linearisation of training leaves, and the points that explain nothing. But a point that nothing
+holds has a large ê whatever the residual is made of, and in a run that is stuck those are the wrong ones.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from recollect.span import LastLayerSpan
 
 DOUBTFUL = 0.1
 """A point whose ê is larger is more likely wrong than right."""
+_FAR = 4.0
+"""Points of a free norm that explain nothing run away; one so many times as long as most is on its way."""
 
 
 def expected_errors(
@@ -22,7 +24,10 @@ def expected_errors(
     n, r = Z.shape
     spare = span.equations - n * geometry.free_dimensions(r) - span.coefficients(n)
     variance = fit.loss / max(spare, 1) * normal.variances().clamp_min(0)
-    return (variance / Z.square().sum(1).clamp_min(1e-300)).sqrt().nan_to_num(1e6, 1e6)
+    norms = Z.norm(dim=1)
+    usual = norms.median()
+    errors = (variance.sqrt() / usual.clamp_min(1e-300)).nan_to_num(1e6, 1e6)
+    return errors.where(norms < _FAR * usual, errors.clamp_min(norms / usual))
 
 
 def doubtful(errors: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:

@@ -18,6 +18,7 @@ believed only if chance could not have made its residual.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -54,13 +55,22 @@ def sign_system(
     return M, t
 
 
-def find_signs(M: Float[Tensor, "e n"], t: Float[Tensor, " e"]) -> Signs:
-    """By least squares where the equations determine every sign, else by LLL."""
+def find_signs(
+    M: Float[Tensor, "e n"], t: Float[Tensor, " e"], explains: Callable[[Float[Tensor, " n"]], bool]
+) -> Signs:
+    """By least squares where the equations determine every sign, else by LLL.
+
+    Signs are settled if chance could not have made them fit, and if with them the points still explain Δθ.
+    """
     M, t = M.cpu().double(), t.cpu().double()
     n = M.shape[1]
     guess = torch.linalg.lstsq(M, t[:, None], driver="gelsd").solution[:, 0]
     values = torch.where(guess < 0, -1.0, 1.0).double()
-    if _log_accidents(M, t, values) < _CERTAIN:
+
+    def settled(values: Tensor) -> bool:
+        return _log_accidents(M, t, values) < _CERTAIN and explains(values)
+
+    if settled(values):
         return Signs(values, True, "signs by least squares")
     if find_spec("flint") is None:
         return Signs(
@@ -70,9 +80,11 @@ def find_signs(M: Float[Tensor, "e n"], t: Float[Tensor, " e"]) -> Signs:
         )
     for digits in range(7, 2, -1):
         found = _lattice(M, t, digits)
-        if found is not None and _log_accidents(M, t, found) < _CERTAIN:
+        if found is not None and settled(found):
             return Signs(found, True, f"signs by LLL, equations known to {digits} digits")
-    return Signs(values, False, "no choice of signs fits the linear part: the points are not exact enough, or wrong")
+    return Signs(
+        values, False, "no choice of signs fits what is left over; the points are not exact enough, or some are wrong"
+    )
 
 
 def _log_accidents(M: Tensor, t: Tensor, s: Tensor) -> float:
