@@ -181,7 +181,10 @@ def table(path: Path) -> None:
     for row in rows:
         shape = (row["task"], row["n"], row["width"], row["depth"], row["features"], row["dtype"])
         groups.setdefault((*shape, row["known_n"], row["solver"]), []).append(row)
-    print("| task | n | width | L | features | victim | n given | solver | ρ signed: median (range) | up to sign | ", end="")
+    print(
+        "| task | n | width | L | features | victim | n given | solver | ρ signed: median (range) | up to sign | ",
+        end="",
+    )
     print("recovered | seconds: median (range) | seeds |\n|" + "---|" * 13)
     for key, found in groups.items():
         rho, up, seconds = ([row[name] for row in found] for name in ("rho", "rho_up_to_sign", "seconds"))

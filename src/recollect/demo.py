@@ -13,20 +13,17 @@ from recollect.data import load_dataset
 from recollect.files import write_files
 from recollect.inspection import inspect
 from recollect.metrics import Score, evaluate
-from recollect.options import Projection
 from recollect.progress import Progress
 from recollect.reconstruct import reconstruct
 from recollect.records import read_reconstruction, versions, write_reconstruction
 from recollect.report import image_pairs, render, sheet
 from recollect.seeds import stream
-from recollect.solve import GradientDescent
 from recollect.training import train
 from recollect.truth import read_truth, write_training
 from recollect.victim import Victim, initial_theta, mlp
 
 N = 20
 WIDTH = 2000
-ATTACK = Projection(solver=GradientDescent(iterations=4000), restarts=4)
 
 
 def tell(out: Path, *, seed: int, say: Callable[[str], None], progress: Progress) -> Score:
@@ -58,15 +55,8 @@ def tell(out: Path, *, seed: int, say: Callable[[str], None], progress: Progress
     say(f"   {inspect(victim).expectations[0]}.")
 
     say("3. Searching for inputs whose gradients explain the change of the last layer …")
-    found = reconstruct(victim, N, ATTACK, seed=seed, progress=progress)
-    options = {
-        "n": N,
-        "space": "subspace",
-        "parameters": "last",
-        "iterations": ATTACK.solver.iterations,
-        "restarts": ATTACK.restarts,
-        "seed": seed,
-    }
+    found = reconstruct(victim, N, seed=seed, progress=progress)
+    options = {"n": N, "solver": "auto", "space": "subspace", "parameters": "last", "seed": seed}
     write_reconstruction(out, found, victim, options)
     say(
         f"   done: {found.loss:.1e} of the change is left unexplained, "

@@ -1,6 +1,6 @@
 """The files of a reconstruction: what `reconstruct` writes, reads back, and resumes from. No truth comes near them.
 
-`reconstruction.safetensors`  inputs, coefficients, predictions, trace, singular_values
+`reconstruction.safetensors`  inputs, coefficients, predictions, confidence, trace, singular_values
 `reconstruct.json`            options, loss, status, stages, notes, versions
 `resume.safetensors`          the run itself, for going on where it stopped
 """
@@ -66,6 +66,7 @@ def write_reconstruction(
         "status": found.status.name.lower(),
         "message": found.status.value,
         "loss": finite(found.loss),
+        "n": len(found.inputs),
         "rank": found.rank,
         "equations": found.equations,
         "unknowns": found.unknowns,
@@ -73,6 +74,7 @@ def write_reconstruction(
         "span": found.span,
         "resumed_at": found.resumed_at,
         "norms_identifiable": found.norms_identifiable,
+        "confidence": None if found.confidence is None else found.confidence.tolist(),
         "notes": list(found.notes),
         "stages": [{**asdict(stage), "loss": finite(stage.loss)} for stage in found.stages],
         "versions": versions(),

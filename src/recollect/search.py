@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
 
 import torch
 
@@ -35,7 +34,7 @@ class Search:
     total: int | None = None
     """Iterations of all runs together, where that is known beforehand."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Search:
         self._saved = self.checkpoint.load(self.fingerprint) if self.checkpoint else None
         self._outcomes: tuple[Outcome, ...] = ()
         self._pending: Saved | None = None

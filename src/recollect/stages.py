@@ -192,7 +192,9 @@ class Stages:
         n = len(self.Z)
         self._tell(f"pruned to {n} points", replace(self.outcome, iterations=iterations, seconds=seconds))
         if math.isnan(jump):
-            self.notes += (f"n = {n} is a guess: no number of points stands out in the residual; give --n if you know it",)
+            self.notes += (
+                f"n = {n} is a guess: no number of points stands out in the residual; give --n if you know it",
+            )
             return
         more = "" if math.isnan(above) else f", one more lowers it {above:.2g}×"
         sure = "clear" if jump > _CLEAR_JUMP else "not clear: give --n if you know it"
@@ -258,9 +260,10 @@ class Stages:
                 "tilt limits the accuracy",
             )
             return
-        before, X = self.outcome, problem.lift(self.Z)
+        before = self.outcome
         self.problem = outside
-        self._switch("out of the subspace", self._span(span.endpoints, span.lifted))
+        self._keep(self._span(span.endpoints, span.lifted), replace(before, Z=problem.lift(self.Z)))
+        self._switch("out of the subspace", self.span)
         _, _, Vh = torch.linalg.svd(self.Z, full_matrices=False)
         U = Vh[:r].T
         self.problem, Z = problem.within(U.cpu()), self.Z @ U

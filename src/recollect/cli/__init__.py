@@ -15,7 +15,7 @@ import torch
 from recollect.cli import attack, make, score  # noqa: F401  (they register their commands)
 from recollect.cli.common import app
 from recollect.errors import RecollectError
-from recollect.reconstruct import RecollectWarning
+from recollect.problem import RecollectWarning
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -5,20 +5,32 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from recollect.cli.common import DTYPES, Count, Device, Json, Seed, announce_svd, app, check_seed, load_victim
+from recollect.cli.common import (
+    DTYPES,
+    Count,
+    CountOrAuto,
+    Device,
+    Json,
+    Seed,
+    announce_svd,
+    app,
+    check_seed,
+    load_victim,
+)
 from recollect.console import Terminal
 from recollect.errors import OptionError, RunError
 from recollect.files import check_writable, read_tensors
 from recollect.inspection import inspect as inspect_victim
-from recollect.options import Basis, FullSpace, Projection, Subspace
+from recollect.options import Auto, Basis, FullSpace, Projection, Subspace
 from recollect.reconstruct import choose_device
 from recollect.reconstruct import reconstruct as run_attack
 from recollect.records import CHECKPOINT, FACTS, TENSORS, FileCheckpoint, finite, write_reconstruction
-from recollect.solve import GradientDescent, Status
+from recollect.solve import GradientDescent, LevenbergMarquardt, Status
+from recollect.span import Endpoints
 
 
 @app.command
@@ -74,20 +86,21 @@ def inspect(*paths: Path, activation: str | None = None, json: Json = False) -> 
 @app.command
 def reconstruct(
     *paths: Path,
-    n: Count,
+    n: CountOrAuto,
     out: Path,
-    solver: Literal["auto", "gd"] = "auto",
+    solver: Literal["auto", "lm", "gd"] = "auto",
     space: Literal["subspace", "full"] = "subspace",
     basis: Path | None = None,
-    rank: int | Literal["auto"] = "auto",
+    rank: CountOrAuto = "auto",
     parameters: str = "last",
+    endpoints: Literal["final", "initial", "both"] | None = None,
     gram: Literal["auto", "dense", "cg"] = "auto",
     norm: float | Literal["sqrt-d", "free"] | None = None,
     step: float | None = None,
-    momentum: float = 0.9,
-    iterations: Count = 10_000,
+    momentum: float | None = None,
+    iterations: Count | None = None,
     restarts: Count = 1,
-    dtype: Literal["float32", "float64"] = "float32",
+    dtype: Literal["float32", "float64"] | None = None,
     activation: str | None = None,
     seed: Seed = 0,
     device: Device = "auto",
@@ -104,11 +117,12 @@ def reconstruct(
     paths
         RUN (a folder that `train` made), or INIT TRAINED (two checkpoints).
     n
-        How many points to look for.
+        How many points to look for; auto takes it from the residual (with --solver auto).
     out
         Folder for reconstruction.safetensors, reconstruct.json and a checkpoint to resume from.
     solver
-        gd: projected gradient descent, the paper's. auto: the best there is, at present gd.
+        auto: Levenberg–Marquardt in stages (beyond the last layer: gd). lm: Levenberg–Marquardt alone. gd: projected
+        gradient descent, the paper's.
     space
         subspace: Algorithm 2, within the span of ΔW1. full: Algorithm 1.
     basis
@@ -117,20 +131,22 @@ def reconstruct(
         Dimension of the subspace; auto takes it from the gap in the spectrum.
     parameters
         last, all, or names of tensors or layers joined by commas.
+    endpoints
+        Features after training (final), before it (initial) or both. Default: both for auto, final for the others.
     gram
         How to solve for the coefficients beyond the last layer: dense, cg, or auto (dense where it fits).
     norm
         Norm of the points: sqrt-d, a number, or free. Default: sqrt-d if the network hides norms, else free.
     step
-        Step size; default 20 for inputs of up to 256 dimensions, else 2000.
+        Step size of gd; default 20 for inputs of up to 256 dimensions, else 2000.
     momentum
-        Momentum of gradient descent.
+        Momentum of gd; default 0.9.
     iterations
-        Iterations of each start.
+        Iterations of each run at most; default 10000 for gd, 200 for the others.
     restarts
         Random starts; the one with the smallest loss is kept.
     dtype
-        Precision of the search.
+        Precision of the search; default float32 for gd, float64 for the others, which need it.
     activation
         The network's activation; by default what the checkpoint says, else relu.
     resume
@@ -159,13 +175,22 @@ def reconstruct(
         space=chosen,
         parameters=parameters,
         norm=math.sqrt(victim.d) if norm == "sqrt-d" else norm,
-        solver=GradientDescent(step_size=step, momentum=momentum, iterations=iterations),
+        solver=_solver(solver, parameters, step, momentum, iterations),
+        endpoints=None if endpoints is None else Endpoints(endpoints),
         restarts=restarts,
         gram=gram,
-        dtype=DTYPES[dtype],
+        dtype=None if dtype is None else DTYPES[dtype],
     )
     checkpoint = FileCheckpoint(out, resume=resume)
-    found = run_attack(victim, n, attack, seed=seed, device=where, progress=terminal.progress, checkpoint=checkpoint)
+    found = run_attack(
+        victim,
+        None if n == "auto" else n,
+        attack,
+        seed=seed,
+        device=where,
+        progress=terminal.progress,
+        checkpoint=checkpoint,
+    )
     options = {
         "checkpoints": [str(path) for path in paths],
         "n": n,
@@ -173,6 +198,7 @@ def reconstruct(
         "space": f"basis {basis}" if basis else space,
         "rank": rank,
         "parameters": parameters,
+        "endpoints": endpoints,
         "gram": gram,
         "norm": norm,
         "step": step,
@@ -186,14 +212,15 @@ def reconstruct(
     }
     facts = write_reconstruction(out, found, victim, options)
     if found.resumed_at:
-        done = found.resumed_at >= iterations and restarts == 1
-        terminal.note("this run was complete already" if done else f"resumed at iteration {found.resumed_at}")
+        terminal.note(f"went on from iteration {found.resumed_at} of an earlier run")
     seconds = sum(stage.seconds for stage in found.stages)
     terminal.say(
-        f"{n} points in {found.rank} coordinates: {found.loss:.3e} of the change left unexplained, "
-        f"{found.stages[-1].iterations} iterations, {seconds:.1f} s."
+        f"{len(found.inputs)} points in {found.rank} coordinates: {found.loss:.3e} of the change left unexplained, "
+        f"{sum(stage.iterations for stage in found.stages)} iterations, {seconds:.1f} s."
     )
     terminal.say(f"{found.status.value}.")
+    if found.confidence is not None:
+        terminal.say(_tell_confidence(found.confidence))
     for sentence in found.notes:
         terminal.say(f"· {sentence}")
     terminal.say(f"Written to {out}. See: recollect report {out}")
@@ -201,6 +228,25 @@ def reconstruct(
     if found.status in (Status.SINGULAR, Status.DIVERGED):
         raise RunError(f"{found.status.value} (the best so far is in {out})")
     return 130 if found.status is Status.INTERRUPTED else 0
+
+
+def _solver(
+    name: str, parameters: str, step: float | None, momentum: float | None, iterations: int | None
+) -> Auto | LevenbergMarquardt | GradientDescent:
+    given = {"step_size": step, "momentum": momentum, "iterations": iterations}
+    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if name == "gd" or (name == "auto" and parameters != "last"):
+        return GradientDescent(**options)
+    if step is not None or momentum is not None:
+        raise OptionError(f"expected --step and --momentum with --solver gd, got --solver {name}; leave them out")
+    return LevenbergMarquardt(**options) if name == "lm" else Auto(**options)
+
+
+def _tell_confidence(confidence: torch.Tensor) -> str:
+    doubtful = int((confidence < 0.5).sum())
+    if not doubtful:
+        return f"The weights hold every point; the least confidence is {float(confidence.min()):.2g}."
+    return f"{doubtful} of {len(confidence)} points are doubtful (confidence below 0.5): do not trust those."
 
 
 def _protect(paths: tuple[Path, ...], out: Path) -> None:

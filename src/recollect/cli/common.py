@@ -37,6 +37,11 @@ def _whole(_: type, tokens: Sequence[Token]) -> int:
         raise ValueError(f"expected a whole number, got {tokens[0].value!r}.") from None
 
 
+def _whole_or_auto(kind: type, tokens: Sequence[Token]) -> int | str:
+    return "auto" if tokens[0].value == "auto" else _whole(kind, tokens)
+
+
+CountOrAuto = Annotated[int | Literal["auto"], Parameter(converter=_whole_or_auto)]
 Count = Annotated[int, Parameter(converter=_whole)]
 Seed = Annotated[int, Parameter(converter=_whole, help="Same seed, same machine, same bits.")]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -4,4 +4,14 @@ from recollect.solve.gradient_descent import GradientDescent, paper_step
 from recollect.solve.levenberg_marquardt import LevenbergMarquardt
 from recollect.solve.loop import Outcome, Run, Solver, Status, minimise, start
 
-__all__ = ["GradientDescent", "LevenbergMarquardt", "Outcome", "Run", "Solver", "Status", "minimise", "paper_step", "start"]
+__all__ = [
+    "GradientDescent",
+    "LevenbergMarquardt",
+    "Outcome",
+    "Run",
+    "Solver",
+    "Status",
+    "minimise",
+    "paper_step",
+    "start",
+]

@@ -26,7 +26,7 @@ def expected_errors(
     variance = fit.loss / max(spare, 1) * normal.variances().clamp_min(0)
     norms = Z.norm(dim=1)
     usual = norms.median()
-    errors = (variance.sqrt() / usual.clamp_min(1e-300)).nan_to_num(1e6, 1e6)
+    errors: Tensor = (variance.sqrt() / usual.clamp_min(1e-300)).nan_to_num(1e6, 1e6)
     return errors.where(norms < _FAR * usual, errors.clamp_min(norms / usual))
 
 

@@ -1,6 +1,6 @@
 """Levenberg–Marquardt on the variable projection: a few dozen steps where gradient descent takes ten thousand.
 
-    s = −(JᵀJ + λ·mean(diag JᵀJ)·I)⁻¹ g,   Z ← Π(Z + s) if that lowers the loss (then λ/5), else λ·4 and again.
+s = −(JᵀJ + λ·mean(diag JᵀJ)·I)⁻¹ g,   Z ← Π(Z + s) if that lowers the loss (then λ/5), else λ·4 and again.
 """
 
 from __future__ import annotations
@@ -64,10 +64,9 @@ class LevenbergMarquardt:
                 Z, damping, after = trial, max(damping / 5, 1e-15), loss
                 break
             damping *= 4
-        if after == before:
-            rest = _AT_REST  # no damping helps
-        else:
-            rest = rest + 1 if before - after < self.settled * before else 0
+        rest = rest + 1 if before - after < self.settled * before else 0
+        if after == before:  # no damping helps
+            rest = _AT_REST
         return {
             "Z": Z,
             "damping": torch.full_like(state["damping"], damping),

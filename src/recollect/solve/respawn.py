@@ -18,15 +18,14 @@ _ALIKE = 0.9
 """Two candidates with a larger |cosine| are climbing the same hill."""
 
 
-def costs(
-    span: LastLayerSpan, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
-) -> Float[Tensor, " n"]:
+def costs(span: LastLayerSpan, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None) -> Float[Tensor, " n"]:
     """By how much the loss would rise without each point, the others staying where they are."""
     explained = span.explain(Z, jitter)
     own = torch.arange(span.rows.families * len(Z), device=Z.device).reshape(-1, len(Z)).T  # the rows of each point
     blocks = explained.gram.inverse()[own[:, :, None], own[:, None, :]]
     C = explained.C[own]
-    return (C * torch.linalg.solve(blocks, C)).sum((1, 2))
+    rise: Tensor = (C * torch.linalg.solve(blocks, C)).sum((1, 2))
+    return rise
 
 
 def gains(span: LastLayerSpan, explained: Explained, Z: Float[Tensor, "m r"]) -> Float[Tensor, " m"]:
@@ -37,7 +36,8 @@ def gains(span: LastLayerSpan, explained: Explained, Z: Float[Tensor, "m r"]) ->
     # Rows already in the span gain nothing; the loading keeps 0/0 out.
     M = M + torch.diag_embed(1e-10 * M.diagonal(dim1=1, dim2=2) + 1e-300)
     B = torch.einsum("kmp,cp->mkc", T, explained.R)
-    return (B * torch.linalg.solve(M, B)).sum((1, 2))
+    fall: Tensor = (B * torch.linalg.solve(M, B)).sum((1, 2))
+    return fall
 
 
 def spawn(
@@ -52,7 +52,7 @@ def spawn(
     explained = span.explain(Z, jitter)
     drawn = random_start(geometry, _DRAWS, Z.shape[1], generator).to(Z)
     with torch.no_grad():
-        gain = torch.cat([gains(span, explained, some) for some in drawn.split(_CHUNK)])
+        gain = torch.cat([gains(span, explained, some) for some in torch.split(drawn, _CHUNK)])
     new = drawn[gain.topk(max(16, 4 * count)).indices]
     for k in range(_ASCENT):
         new = new.detach().requires_grad_()

@@ -6,4 +6,16 @@ from recollect.span.implicit import ImplicitSpan
 from recollect.span.last_layer import Explained, LastLayerSpan
 from recollect.span.rows import Endpoints, Parity, moving, parity
 
-__all__ = ["DenseSpan", "Endpoints", "Explained", "Fit", "ImplicitSpan", "LastLayerSpan", "Parity", "Span", "dense_bytes", "moving", "parity"]
+__all__ = [
+    "DenseSpan",
+    "Endpoints",
+    "Explained",
+    "Fit",
+    "ImplicitSpan",
+    "LastLayerSpan",
+    "Parity",
+    "Span",
+    "dense_bytes",
+    "moving",
+    "parity",
+]

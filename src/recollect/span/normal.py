@@ -124,7 +124,7 @@ class ImplicitNormal:
         mean = self.blocks.diagonal(dim1=1, dim2=2).mean()
         loading = _LOADING * mean * torch.eye(self.blocks.shape[1]).to(self.blocks)
         held = self.blocks + loading + mean * torch.einsum("na,nb->nab", self.barred, self.barred)
-        traces = torch.linalg.inv(held).diagonal(dim1=1, dim2=2).sum(1)
+        traces: Tensor = torch.linalg.inv(held).diagonal(dim1=1, dim2=2).sum(1)
         return traces - self.barred.square().sum(1) / ((1 + _LOADING) * mean)
 
 

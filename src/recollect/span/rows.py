@@ -135,6 +135,5 @@ def _ends(victim: Victim, endpoints: Endpoints) -> list[Theta]:
 
 def _cast(theta: Theta, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     return {
-        name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in theta.items()
+        name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype) for name, tensor in theta.items()
     }

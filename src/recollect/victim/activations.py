@@ -1,4 +1,7 @@
-"""Activations φ by name, their derivatives, and whether φ(tx) = tφ(x) for every t > 0 (then a bias-free net hides each point's norm)."""
+"""Activations φ by name and their derivatives, and whether φ(tx) = tφ(x) for every t > 0.
+
+A network of such activations without biases hides each point's norm.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +43,7 @@ _KNOWN = {
         Activation("gelu", torch.nn.functional.gelu, _gelu_slope, homogeneous=False),
         Activation("softplus", torch.nn.functional.softplus, torch.sigmoid, homogeneous=False),
         Activation("sine", torch.sin, torch.cos, homogeneous=False),
-        Activation(
-            "erf", torch.erf, lambda t: 2 / math.sqrt(math.pi) * torch.exp(-t.square()), homogeneous=False
-        ),
+        Activation("erf", torch.erf, lambda t: 2 / math.sqrt(math.pi) * torch.exp(-t.square()), homogeneous=False),
     )
 }
 
