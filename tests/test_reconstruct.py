@@ -25,6 +25,7 @@ from recollect import (
 from recollect.data import Dataset, from_arrays
 from recollect.errors import OptionError, VictimError
 from recollect.result import Reconstruction, Saved
+from recollect.solve import Outcome
 from recollect.training import train
 from recollect.victim import initial_theta, mlp
 
@@ -275,7 +276,7 @@ def test_a_forged_checkpoint_cannot_claim_success(trained: tuple[Victim, Dataset
     memory.saved[name] = replace(saved, run=replace(saved.run, best_loss=lie, best_Z=saved.run.best_Z.roll(1, dims=1)))
     assert reconstruct(victim, 5, attack, checkpoint=memory).loss > honest.loss
     for bad in (
-        replace(saved, restart=7),
+        replace(saved, outcomes=(Outcome(torch.ones(2, 2), 0.0, torch.ones(1), 1, 0.0, 0.0, Status.CONVERGED),)),
         replace(saved, run=replace(saved.run, iteration=torch.tensor([-3]))),
         replace(saved, run=replace(saved.run, rung=torch.tensor(-1))),
         replace(saved, run=replace(saved.run, state={"Z": saved.run.state["Z"]})),

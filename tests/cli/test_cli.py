@@ -70,10 +70,13 @@ def test_the_whole_way(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         ["--norm", "free"],
         ["--norm", "2.5"],
         ["--rank", "3"],
+        ["--solver", "gd", "--endpoints", "both"],
+        ["--solver", "lm", "--endpoints", "initial"],
     ):
         answer = call(capsys, "reconstruct", run, "--n", 6, "--iterations", 5, "--out", out, *extra)
         assert answer["loss"] > 0
-        assert answer["status"] == "iterations"
+        assert answer["status"] in ("iterations", "stationary", "signs")
+        assert (answer["confidence"] is None) == ("all" in extra or "gd" in extra)
     scored = call(capsys, "evaluate", out, "--truth", run / "truth.safetensors")
     assert {"rho", "rho_up_to_sign", "errors", "recovered", "chance", "missed", "spurious"} <= set(scored)
     assert len(scored["errors"]) == 6
@@ -171,7 +174,15 @@ def test_bad_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["reconstruct", "RUN", "--n", "many", "--out", "OUT"], "--n"),
         (["reconstruct", "RUN", "--n", "0", "--out", "OUT"], "--n"),
         (["reconstruct", "RUN", "--n", "10.7", "--out", "OUT"], "10.7"),
-        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--step", "nan"], "--step"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--solver", "gd", "--step", "nan"], "--step"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--step", "20"], "--solver gd"),
+        (["reconstruct", "RUN", "--n", "auto", "--out", "OUT", "--solver", "gd"], "--n"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--solver", "lm", "--parameters", "all"], "--parameters"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--dtype", "float32"], "float64"),
+        (
+            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--endpoints", "both", "--parameters", "all"],
+            "--endpoints",
+        ),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--iterations", "-4"], "--iterations"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--rank", "99"], "--rank"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--norm", "0"], "--norm"),
@@ -257,7 +268,7 @@ def test_ctrl_c_keeps_the_best_and_running_again_resumes(run: Path, tmp_path: Pa
         "GradientDescent.step = counted\n"
         "sys.exit(main(sys.argv[2:]))"
     )
-    arguments = ["reconstruct", str(run), "--n", "6", "--iterations", "400", "--json", "--out"]
+    arguments = ["reconstruct", str(run), "--n", "6", "--solver", "gd", "--iterations", "400", "--json", "--out"]
     for kind in ("SIGINT", "SIGTERM"):
         out = str(tmp_path / kind)
         stopped = subprocess.run(
@@ -270,7 +281,7 @@ def test_ctrl_c_keeps_the_best_and_running_again_resumes(run: Path, tmp_path: Pa
         again = subprocess.run(
             [sys.executable, "-m", "recollect", *arguments, out], capture_output=True, text=True, check=True
         )
-        assert "resumed at iteration 136" in again.stderr
+        assert "went on from iteration 136" in again.stderr
         assert json.loads(again.stdout)["status"] == "iterations"
     subprocess.run(
         [sys.executable, "-m", "recollect", *arguments, str(tmp_path / "straight")], capture_output=True, check=True
@@ -292,6 +303,8 @@ def test_a_run_that_diverges_says_so(run: Path, tmp_path: Path, capsys: pytest.C
                     str(run),
                     "--n",
                     "6",
+                    "--solver",
+                    "gd",
                     "--step",
                     "1e300",
                     "--iterations",

@@ -29,7 +29,7 @@ Json = Annotated[bool, Parameter(negative="", help="Print one JSON object on std
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where to compute.")]
 
 
-def _whole(_: type, tokens: Sequence[Token]) -> int:
+def _whole(_: object, tokens: Sequence[Token]) -> int:
     """A whole number as it is written: 10.7 is a mistake and not 11."""
     try:
         return int(tokens[0].value)
@@ -37,7 +37,7 @@ def _whole(_: type, tokens: Sequence[Token]) -> int:
         raise ValueError(f"expected a whole number, got {tokens[0].value!r}.") from None
 
 
-def _whole_or_auto(kind: type, tokens: Sequence[Token]) -> int | str:
+def _whole_or_auto(kind: object, tokens: Sequence[Token]) -> int | str:
     return "auto" if tokens[0].value == "auto" else _whole(kind, tokens)
 
 

@@ -22,6 +22,8 @@ _AT_REST = 3
 
 @dataclass(frozen=True, kw_only=True)
 class LevenbergMarquardt:
+    """One linearisation a step; λ is raised until the loss falls, so the loss never rises."""
+
     iterations: int = 200
     damping: float = 0.1
     """λ of the first step."""

@@ -72,12 +72,13 @@ class DenseNormal:
 
     def variances(self) -> Float[Tensor, " n"]:
         n, r = self.gradient.shape
-        mean = self.N.diagonal().mean()
+        mean = _scale(self.N.diagonal())
         N = self.N.clone()
         N.diagonal().add_(_LOADING * mean)
         blocks = torch.diagonal(N.view(n, r, n, r), dim1=0, dim2=2)  # r×r×n, a view
         blocks += mean * torch.einsum("na,nb->abn", self.barred, self.barred)
         factor, info = torch.linalg.cholesky_ex(N)
+        factor = torch.where(info == 0, factor, torch.eye(n * r).to(N))
         inverse = torch.where(info == 0, torch.cholesky_inverse(factor).diagonal(), torch.inf).reshape(n, r).sum(1)
         return inverse - self.barred.square().sum(1) / ((1 + _LOADING) * mean)
 
@@ -121,7 +122,7 @@ class ImplicitNormal:
 
     def variances(self) -> Float[Tensor, " n"]:
         """Each point by itself, as if the others were known: too small, but in much the same order."""
-        mean = self.blocks.diagonal(dim1=1, dim2=2).mean()
+        mean = _scale(self.blocks.diagonal(dim1=1, dim2=2))
         loading = _LOADING * mean * torch.eye(self.blocks.shape[1]).to(self.blocks)
         held = self.blocks + loading + mean * torch.einsum("na,nb->nab", self.barred, self.barred)
         traces: Tensor = torch.linalg.inv(held).diagonal(dim1=1, dim2=2).sum(1)
@@ -130,6 +131,12 @@ class ImplicitNormal:
 
 _LOADING = 1e-12
 """Relative to the mean diagonal: a point that explains nothing is held by nothing, and its variance is about 1e12."""
+
+
+def _scale(diagonal: Tensor) -> Tensor:
+    """What counts as large in JᵀJ; 1 where it is zero because no point can move."""
+    mean = diagonal.mean()
+    return torch.where(mean > 0, mean, 1.0)
 
 
 def dense_normal_bytes(families: int, p: int, n: int, r: int) -> int:

@@ -35,7 +35,7 @@ _KNOWN = {
         Activation(
             "leaky-relu",
             torch.nn.functional.leaky_relu,
-            lambda t: torch.where(t > 0, 1.0, 0.01).to(t),
+            lambda t: torch.where(t > 0, torch.ones_like(t), 0.01),
             homogeneous=True,
         ),
         Activation("tanh", torch.tanh, lambda t: 1 - torch.tanh(t).square(), homogeneous=False),

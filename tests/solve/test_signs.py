@@ -1,0 +1,75 @@
+"""Signs planted and found again: by least squares, by LLL, or honestly not at all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import CPU, F64, generator, interpolated
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.solve import signs as signs_file
+from recollect.solve.signs import find_signs, sign_system
+from recollect.span import LastLayerSpan
+
+
+def planted(n: int, equations: int, noise: float, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    M = torch.randn(equations, n, generator=generator(seed), dtype=F64)
+    s = torch.where(torch.rand(n, generator=generator(seed + 1)) < 0.5, -1.0, 1.0).double()
+    t = M @ s + noise * torch.randn(equations, generator=generator(seed + 2), dtype=F64)
+    return M, t, s
+
+
+@given(n=st.integers(1, 12), spare=st.integers(4, 20), seed=st.integers(0, 999))
+def test_more_equations_than_points_is_least_squares(n: int, spare: int, seed: int) -> None:
+    M, t, s = planted(n, n + spare, 1e-3, seed)
+    found = find_signs(M, t, lambda values: True)
+    assert found.settled
+    assert "least squares" in found.how
+    assert torch.equal(found.values, s)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("n", "equations", "noise"), [(40, 14, 1e-6), (30, 12, 1e-5), (100, 30, 1e-6)])
+def test_fewer_equations_is_a_short_vector_of_a_lattice(n: int, equations: int, noise: float, seed: int) -> None:
+    pytest.importorskip("flint")
+    M, t, s = planted(n, equations, noise, seed)
+    found = find_signs(M, t, lambda values: True)
+    assert found.settled
+    assert "LLL" in found.how
+    assert torch.equal(found.values, s)
+
+
+def test_nothing_is_settled_that_chance_could_have_made_or_the_residual_denies() -> None:
+    M, _, s = planted(30, 12, 0, 0)
+    found = find_signs(M, torch.randn(12, generator=generator(9), dtype=F64), lambda values: True)
+    assert not found.settled
+    assert "no choice of signs" in found.how
+    M, t, s = planted(6, 20, 1e-6, 1)
+    assert not find_signs(M, t, lambda values: False).settled
+    assert find_signs(M, t, lambda values: torch.equal(values, s)).settled
+    few, t, _ = planted(30, 2, 0.01, 2)  # millions of choices fit two equations
+    assert not find_signs(few, t, lambda values: True).settled
+
+
+def test_without_flint_the_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signs_file, "find_spec", lambda name: None)
+    M, t, _ = planted(30, 12, 1e-6, 0)
+    found = find_signs(M, t, lambda values: True)
+    assert not found.settled
+    assert "python-flint" in found.how
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_system_holds_at_the_true_data_whatever_their_signs(seed: int) -> None:
+    victim, data = interpolated(seed, n=6, d=8, r=4, p=300)
+    restricted = victim.restrict(data.basis)
+    Z = data.inputs @ data.basis
+    flips = torch.where(torch.rand(6, generator=generator(seed)) < 0.5, -1.0, 1.0).double()
+    span = LastLayerSpan(restricted, device=CPU, dtype=F64, lifted=True)
+    M, t = sign_system(span, flips[:, None] * Z, span.explain(flips[:, None] * Z))
+    torch.testing.assert_close(M @ flips, t, rtol=1e-8, atol=1e-8 * float(t.abs().max()))
+    plain = LastLayerSpan(restricted, device=CPU, dtype=F64)
+    explained = plain.explain(Z)
+    with pytest.raises(ValueError, match="lifted"):
+        sign_system(plain, Z, explained)

@@ -1,0 +1,258 @@
+"""Rows at either end of training, lifted or not: their Jacobians, fits and normal equations against slow twins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import CPU, F64, generator, interpolated, perturbed
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from recollect.errors import OptionError
+from recollect.geometry import FreeRadius, Geometry, Sphere
+from recollect.span import Endpoints, LastLayerSpan, Parity, moving, parity
+from recollect.span import last_layer as last_layer_file
+from recollect.victim import MLP, Victim, mlp, random_features
+
+ACTIVATIONS = ["relu", "leaky-relu", "tanh", "sigmoid", "gelu", "softplus", "sine", "erf"]
+
+
+def points(n: int, d: int, seed: int) -> Tensor:
+    return torch.randn(n, d, generator=generator(seed), dtype=F64)
+
+
+@given(
+    d=st.integers(1, 5),
+    n=st.integers(1, 4),
+    depth=st.integers(2, 4),
+    bias=st.booleans(),
+    activation=st.sampled_from(ACTIVATIONS),
+    seed=st.integers(0, 999),
+)
+def test_the_analytic_jacobian_is_autograds(d: int, n: int, depth: int, bias: bool, activation: str, seed: int) -> None:
+    victim = perturbed(mlp(d, 7, 2, depth=depth, bias=bias, activation=activation), seed)
+    X, theta = points(n, d, seed), victim.theta_f
+    J = victim.network.jacobian(theta, X)
+    assert J.shape == (7, n, d)
+    for i in range(n):
+        twin = torch.autograd.functional.jacobian(lambda x: victim.network.features(theta, x[None])[0], X[i])
+        torch.testing.assert_close(J[:, i], twin, rtol=1e-10, atol=1e-12)
+
+
+def test_random_features_and_modules_have_the_same_jacobian_as_their_mlp() -> None:
+    scaled = perturbed(random_features(4, 9, 1, bias=True, activation="tanh"), 0)
+    X = points(3, 4, 1)
+    twin = torch.func.vmap(torch.func.jacrev(lambda x: scaled.network.features(scaled.theta_f, x[None])[0]))(X)
+    torch.testing.assert_close(scaled.network.jacobian(scaled.theta_f, X), twin.permute(1, 0, 2))
+    module = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+    theta = {name: value.detach() for name, value in module.state_dict().items()}
+    wrapped = Victim(module, theta, theta)
+    twin = torch.func.vmap(torch.func.jacrev(lambda x: wrapped.network.features(theta, x[None])[0]))(X)
+    torch.testing.assert_close(wrapped.network.jacobian(theta, X), twin.permute(1, 0, 2))
+    U = torch.linalg.qr(points(4, 2, 5)).Q
+    low = wrapped.restrict(U).network.jacobian(theta, X[:, :2])
+    assert low.shape == (6, 3, 2)
+
+
+# What the rows are, written out.
+
+
+def ends(victim: Victim, endpoints: Endpoints) -> list[dict[str, Tensor]]:
+    assert victim.theta_0 is not None
+    chosen = {Endpoints.FINAL: [victim.theta_f], Endpoints.INITIAL: [victim.theta_0]}
+    return chosen.get(endpoints, [victim.theta_f, victim.theta_0])
+
+
+def rows(victim: Victim, endpoints: Endpoints, lifted: bool, Z: Tensor) -> Tensor:
+    """All rows of the span, one after the other, without mixing the two ends; differentiable in Z."""
+    network, bias = victim.network, victim.network.last.bias is not None
+    own, linear = [], []
+    for theta in ends(victim, endpoints):
+        H = network.features(theta, Z)
+        if lifted:
+            H = (H + network.features(theta, -Z)) / 2
+            linear.append(theta["layers.0.weight"].T)
+        own.append(torch.cat([H, torch.ones(len(H), 1, dtype=F64)], dim=1) if bias else H)
+    fixed = torch.cat(linear) if linear else own[0][:0]
+    if bias and linear:
+        fixed = torch.cat([fixed, torch.zeros(len(fixed), 1, dtype=F64)], dim=1)
+    return torch.cat([*own, fixed])
+
+
+def change(victim: Victim) -> Tensor:
+    delta = victim.delta(victim.network.last.names)
+    D = delta[victim.network.last.weight]
+    if victim.network.last.bias is not None:
+        D = torch.cat([D, delta[victim.network.last.bias][:, None]], dim=1)
+    return D / D.norm()
+
+
+def projector(A: Tensor) -> Tensor:
+    return torch.eye(A.shape[1], dtype=F64) - A.T @ torch.linalg.solve(A @ A.T, A)
+
+
+def twin_loss(victim: Victim, endpoints: Endpoints, lifted: bool, Z: Tensor) -> Tensor:
+    return (change(victim) @ projector(rows(victim, endpoints, lifted, Z))).square().sum()
+
+
+class Case:
+    """A span and all its twin needs to know."""
+
+    def __init__(self, seed: int, n: int, r: int, c: int, endpoints: Endpoints, kind: str) -> None:
+        width = 6 * (n + r) + 10
+        networks: dict[str, MLP] = {
+            "plain": mlp(r, width, c),
+            "lifted": mlp(r, width, c),
+            "leaky": mlp(r, width, c, activation="leaky-relu"),
+            "deep": mlp(r, width, c, depth=3, activation="tanh"),
+            "bias": mlp(r, width, c, bias=True, activation="gelu"),
+        }
+        self.victim, self.endpoints, self.lifted = perturbed(networks[kind], seed), endpoints, kind == "lifted"
+        self.Z = Sphere(2.0).project(points(n, r, seed + 1))
+        self.span = LastLayerSpan(self.victim, device=CPU, dtype=F64, endpoints=endpoints, lifted=self.lifted)
+        A = rows(self.victim, endpoints, self.lifted, self.Z)
+        scaled = A / A.norm(dim=1, keepdim=True)
+        self.condition = float(torch.linalg.cond(scaled @ scaled.T))
+        self.tolerance = 1e-12 * max(self.condition, 1e3)
+
+
+def build(shape: tuple[object, ...]) -> Case:
+    case = Case(*shape)  # type: ignore[arg-type]
+    assume(case.condition < 1e7)
+    return case
+
+
+drawn = st.tuples(
+    st.integers(0, 2**16),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from(list(Endpoints)),
+    st.sampled_from(["plain", "lifted", "leaky", "deep", "bias"]),
+)
+
+
+@given(shape=drawn)
+def test_loss_and_gradient_are_those_of_the_definition(shape: tuple[object, ...]) -> None:
+    case = build(shape)
+    Z = case.Z.clone().requires_grad_()
+    loss = twin_loss(case.victim, case.endpoints, case.lifted, Z)
+    (slope,) = torch.autograd.grad(loss, Z)
+    fit = case.span.fit(case.Z)
+    assert fit.gradient is not None
+    torch.testing.assert_close(fit.loss, loss.detach(), rtol=case.tolerance, atol=case.tolerance)
+    size = float(slope.abs().max()) + 1e-3
+    torch.testing.assert_close(fit.gradient, slope, rtol=case.tolerance, atol=case.tolerance * size)
+
+
+def kaufman(case: Case, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """J (cp × nr) entry by entry, and R: what moves when a coordinate does, with the part in the span left out."""
+    Z = case.Z
+    A = rows(case.victim, case.endpoints, case.lifted, Z)
+    D, P = change(case.victim), projector(A)
+    C = torch.linalg.solve(A @ A.T, A @ D.T)
+    n, r = Z.shape
+    tangents = torch.eye(n * r, dtype=F64).reshape(n * r, n, r)
+    columns = []
+    for tangent in tangents:
+        moved = torch.func.jvp(
+            lambda Z: rows(case.victim, case.endpoints, case.lifted, Z), (Z,), (geometry.tangent(Z, tangent),)
+        )[1]
+        columns.append(-(C.T @ moved @ P).reshape(-1))
+    return torch.stack(columns, dim=1), (D @ P).reshape(-1)
+
+
+@given(shape=drawn, free=st.booleans(), damping=st.sampled_from([1e-3, 1.0]))
+def test_the_normal_equations_are_those_of_the_jacobian(shape: tuple[object, ...], free: bool, damping: float) -> None:
+    case = build(shape)
+    geometry: Geometry = FreeRadius(2.0) if free else Sphere(2.0)
+    J, R = kaufman(case, geometry)
+    N, g = J.T @ J, (J.T @ R).reshape(case.Z.shape)
+    fit, dense = case.span.linearise(case.Z, geometry)
+    size = float(N.abs().max()) + 1e-4  # it vanishes where a move changes nothing, up to rounding
+    torch.testing.assert_close(dense.N, N, rtol=0, atol=case.tolerance * size)
+    torch.testing.assert_close(dense.gradient, g, rtol=0, atol=case.tolerance * (float(g.abs().max()) + 1e-6))
+    full = case.span.fit(case.Z)
+    assert full.gradient is not None
+    torch.testing.assert_close(fit.loss, full.loss)
+    half = geometry.tangent(case.Z, full.gradient) / 2
+    torch.testing.assert_close(dense.gradient, half, rtol=0, atol=case.tolerance * (float(g.abs().max()) + 1e-3))
+    # The matrix-free form, and what both make of it.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(last_layer_file, "DENSE_UNKNOWNS", 0)
+        _, free_form = case.span.linearise(case.Z, geometry)
+    n, r = case.Z.shape
+    v = points(n, r, 3)
+    torch.testing.assert_close(
+        free_form.apply(v), (N @ v.reshape(-1)).reshape(n, r), rtol=0, atol=10 * case.tolerance * size * float(v.norm())
+    )
+    torch.testing.assert_close(free_form.gradient, dense.gradient, rtol=1e-6, atol=1e-9)
+    object.__setattr__(free_form, "tolerance", 1e-12)
+    if float(N.diagonal().mean()) > 1e-6:
+        loaded = N + damping * N.diagonal().mean() * torch.eye(n * r, dtype=F64)
+        twin = -torch.linalg.solve(loaded, g.reshape(-1)).reshape(n, r)
+        bound = 1e-6 * (float(twin.norm()) + 1e-6)
+        torch.testing.assert_close(dense.step(damping), twin, rtol=0, atol=bound)
+        torch.testing.assert_close(free_form.step(damping), twin, rtol=0, atol=bound)
+
+
+def test_the_variances_are_the_blocks_of_the_inverse() -> None:
+    case = Case(3, 4, 3, 2, Endpoints.BOTH, "deep")
+    for geometry in (Sphere(2.0), FreeRadius(2.0)):
+        _, normal = case.span.linearise(case.Z, geometry)
+        twin = torch.linalg.pinv(normal.N, hermitian=True, rtol=1e-10).diagonal().reshape(4, 3).sum(1)
+        torch.testing.assert_close(normal.variances(), twin, rtol=1e-5, atol=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(last_layer_file, "DENSE_UNKNOWNS", 0)
+        _, alone = case.span.linearise(case.Z, Sphere(2.0))
+    assert (alone.variances() <= case.span.linearise(case.Z, Sphere(2.0))[1].variances() * (1 + 1e-9)).all()
+
+
+def test_at_the_data_the_normal_matrix_is_half_the_hessian_of_the_loss() -> None:
+    """Where the residual vanishes Kaufman's approximation is exact: JᵀJ is the curvature of the loss itself."""
+    victim, data = interpolated(n=3, d=4, r=4, p=80, activation="tanh", bias=True)
+    span = LastLayerSpan(victim, device=CPU, dtype=F64)
+    D = victim.delta(["theta"])["theta"]
+    D = D / D.norm()
+
+    def loss(X: Tensor) -> Tensor:
+        return (D @ projector(victim.network.features(victim.theta_f, X))).square().sum()
+
+    hessian = torch.autograd.functional.hessian(loss, data.inputs).reshape(12, 12)
+    _, normal = span.linearise(data.inputs, FreeRadius(2.0))
+    torch.testing.assert_close(2 * normal.N, hessian, rtol=1e-5, atol=1e-8 * float(hessian.abs().max()))
+
+
+def test_parity_is_told_apart() -> None:
+    def of(network: MLP) -> Parity:
+        victim = perturbed(network, 0)
+        return parity(victim.network, victim.theta_f)
+
+    assert of(mlp(4, 20, 1)) is Parity.LINEAR
+    assert of(mlp(4, 20, 1, activation="leaky-relu")) is Parity.LINEAR
+    assert of(random_features(4, 20, 1)) is Parity.LINEAR
+    assert of(mlp(4, 20, 1, activation="tanh")) is Parity.ODD
+    assert of(mlp(4, 20, 1, depth=3)) is Parity.NONE
+    assert of(mlp(4, 20, 1, bias=True)) is Parity.NONE
+    with pytest.raises(OptionError, match="linear odd part"):
+        LastLayerSpan(perturbed(mlp(4, 20, 1, depth=3), 0), device=CPU, dtype=F64, lifted=True)
+
+
+@given(seed=st.integers(0, 99), flips=st.lists(st.booleans(), min_size=4, max_size=4))
+def test_a_lifted_span_does_not_see_signs(seed: int, flips: list[bool]) -> None:
+    victim = perturbed(mlp(3, 60, 2), seed)
+    Z = points(4, 3, seed)
+    signs = torch.tensor([-1.0 if flip else 1.0 for flip in flips], dtype=F64)[:, None]
+    span = LastLayerSpan(victim, device=CPU, dtype=F64, endpoints=Endpoints.BOTH, lifted=True)
+    torch.testing.assert_close(span.fit(Z).loss, span.fit(signs * Z).loss, rtol=1e-6, atol=1e-12)
+    plain = LastLayerSpan(victim, device=CPU, dtype=F64, endpoints=Endpoints.BOTH)
+    assert span.fit(Z).loss <= plain.fit(Z).loss + 1e-12  # it explains whatever the plain one does
+
+
+def test_features_that_did_not_move_have_one_end() -> None:
+    victim, _ = interpolated()
+    assert not moving(victim)
+    with pytest.raises(OptionError, match="use final"):
+        LastLayerSpan(victim, device=CPU, dtype=F64, endpoints=Endpoints.BOTH)
+    assert moving(perturbed(mlp(3, 20, 1), 0))

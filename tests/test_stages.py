@@ -1,0 +1,252 @@
+"""`auto`, from end to end: what it recovers, what it says when it cannot, and that it goes on after an interruption."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import CPU, F64, generator, interpolated, perturbed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from recollect import Auto, Basis, Endpoints, FullSpace, LevenbergMarquardt, Projection, Status, Victim, reconstruct
+from recollect.data import Dataset, synthetic
+from recollect.errors import VictimError
+from recollect.geometry import Sphere
+from recollect.metrics import evaluate
+from recollect.problem import RecollectWarning
+from recollect.result import Saved
+from recollect.solve import confidence as confidence_file
+from recollect.solve.confidence import expected_errors
+from recollect.span import LastLayerSpan
+from recollect.span import last_layer as last_layer_file
+from recollect.training import minimum_norm, train
+from recollect.victim import initial_theta, mlp, random_features
+
+pytest.importorskip("flint")
+
+
+def network_on_synthetic(
+    dtype: torch.dtype = F64, seed: int = 0, width: int = 500, **options: object
+) -> tuple[Victim, Dataset]:
+    data = synthetic(n=10, dim=12, rank=6, noise=0.5, seed=seed)
+    network = mlp(12, width, 1, **options)  # type: ignore[arg-type]
+    theta_0 = initial_theta(network, init="fan-in", generator=generator(seed + 1), dtype=dtype)
+    return train(network, theta_0, data.inputs, data.targets).victim, data
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[Victim, Dataset]:
+    return network_on_synthetic()
+
+
+def test_everything_comes_back_with_its_sign(trained: tuple[Victim, Dataset]) -> None:
+    victim, data = trained
+    found = reconstruct(victim, 10)
+    score = evaluate(found, data.inputs)
+    assert score.rho < 0.005
+    assert found.status is Status.STATIONARY
+    assert found.confidence is not None
+    assert float(found.confidence.min()) > 0.9
+    names = [stage.name for stage in found.stages]
+    assert names[0] == "random start 1"
+    assert "both endpoints" in names
+    assert names[-1].startswith("signs by")
+    assert all(stage.seconds > 0 and stage.iterations > 0 for stage in found.stages)
+    losses = [stage.loss for stage in found.stages]
+    assert losses[-1] < 0.1 * losses[0]
+    again = reconstruct(victim, 10)
+    assert torch.equal(found.inputs, again.inputs)
+
+
+def test_the_number_of_points_is_found(trained: tuple[Victim, Dataset]) -> None:
+    victim, data = trained
+    found = reconstruct(victim, None)
+    assert len(found.inputs) == 10
+    assert evaluate(found, data.inputs).rho < 0.005
+    assert any("n = 10 from the residual" in note and "; clear" in note for note in found.notes)
+
+
+def test_one_endpoint_is_less_exact_than_both(trained: tuple[Victim, Dataset]) -> None:
+    victim, data = trained
+    scores = {
+        endpoints: evaluate(reconstruct(victim, 10, Projection(endpoints=endpoints)), data.inputs).rho_up_to_sign
+        for endpoints in Endpoints
+    }
+    assert scores[Endpoints.BOTH] < 0.2 * min(scores[Endpoints.FINAL], scores[Endpoints.INITIAL])
+
+
+def test_levenberg_marquardt_by_itself(trained: tuple[Victim, Dataset]) -> None:
+    victim, _ = trained
+    found = reconstruct(victim, 10, Projection(solver=LevenbergMarquardt(iterations=30), restarts=2))
+    assert len(found.stages) == 2
+    assert found.step_size is None
+    finite = found.trace[torch.isfinite(found.trace)]
+    assert (finite.diff() <= 0).all()  # a step that does not lower the loss is not taken
+
+
+@pytest.mark.parametrize("kind", ["relu", "relu+bias", "tanh+bias", "sine+bias"])
+def test_random_features_are_exact(kind: str) -> None:
+    activation, _, bias = kind.partition("+")
+    victim, data = interpolated(3, n=6, d=8, r=4, p=200, activation=activation, bias=bool(bias))
+    found = reconstruct(victim, 6, Projection(space=Basis(U=data.basis)))
+    assert found.status is Status.CONVERGED
+    assert evaluate(found, data.inputs).rho < 1e-8
+    assert found.norms_identifiable == bool(bias)
+
+
+def test_odd_features_leave_the_signs_open() -> None:
+    victim, data = interpolated(1, n=4, d=6, r=3, p=200, activation="tanh")
+    found = reconstruct(victim, 4, Projection(space=Basis(U=data.basis)))
+    assert found.status is Status.SIGNS
+    assert any("h(−x) = −h(x)" in note for note in found.notes)
+    assert evaluate(found, data.inputs).rho_up_to_sign < 1e-6
+
+
+def test_without_flint_the_points_are_found_up_to_sign(
+    trained: tuple[Victim, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, data = trained
+    monkeypatch.setattr("recollect.solve.signs.find_spec", lambda name: None)
+    found = reconstruct(victim, 10)
+    if found.status is not Status.SIGNS:
+        pytest.skip("least squares settled them")
+    assert any("python-flint" in note for note in found.notes)
+    assert evaluate(found, data.inputs).rho_up_to_sign < 0.005
+
+
+def test_several_outputs_depth_and_a_torch_module() -> None:
+    X = Sphere(10**0.5).project(torch.randn(4, 10, generator=generator(0), dtype=F64))
+    network = mlp(10, 300, 3, depth=3)
+    theta_0 = initial_theta(network, init="fan-in", generator=generator(1), dtype=F64)
+    victim = train(network, theta_0, X, torch.eye(4, 3, dtype=F64)).victim
+    found = reconstruct(victim, 4)
+    assert evaluate(found, X).rho < 0.05
+    layers = (nn.Linear(10, 300, bias=False), nn.ReLU(), nn.Linear(300, 300, bias=False), nn.ReLU())
+    module = nn.Sequential(*layers, nn.Linear(300, 3, bias=False)).double()
+    names = dict(zip(victim.theta_f, ("0.weight", "2.weight", "4.weight"), strict=True))
+    before, after = ({names[name]: value for name, value in theta.items()} for theta in (theta_0, victim.theta_f))
+    twin = reconstruct(Victim(module, before, after), 4)
+    assert evaluate(twin, X).rho < 0.05
+    torch.testing.assert_close(twin.inputs, found.inputs, rtol=0, atol=1e-5)
+
+
+def test_matrix_free_steps_lead_to_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, data = interpolated(3, n=6, d=8, r=4, p=200)
+    monkeypatch.setattr(last_layer_file, "DENSE_UNKNOWNS", 0)
+    found = reconstruct(victim, 6, Projection(space=Basis(U=data.basis)))
+    assert evaluate(found, data.inputs).rho < 1e-6
+
+
+def test_a_tilted_subspace_is_left() -> None:
+    victim, data = network_on_synthetic(torch.float32, width=800)
+    found = reconstruct(victim, 10)
+    names = [stage.name for stage in found.stages]
+    assert "out of the subspace" in names
+    losses = {stage.name: stage.loss for stage in found.stages}
+    assert losses["into the span of the points found"] < losses["both endpoints"]
+    assert evaluate(found, data.inputs).rho < 0.01
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.saved: dict[str, Saved] = {}
+
+    def load(self, fingerprint: str) -> Saved | None:
+        return self.saved.get(fingerprint)
+
+    def save(self, fingerprint: str, saved: Saved) -> None:
+        self.saved[fingerprint] = saved
+
+
+@pytest.mark.parametrize("when", [1, 25, 40, 70])
+def test_interrupted_anywhere_it_goes_on_to_the_same_bits(
+    trained: tuple[Victim, Dataset], monkeypatch: pytest.MonkeyPatch, when: int
+) -> None:
+    victim, _ = trained
+    straight = reconstruct(victim, 10)
+    step, steps, memory = LevenbergMarquardt.step, 0, Memory()
+
+    def counting(self: LevenbergMarquardt, *arguments: object) -> object:
+        nonlocal steps
+        steps += 1
+        if steps == when:
+            raise KeyboardInterrupt
+        return step(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LevenbergMarquardt, "step", counting)
+    stopped = reconstruct(victim, 10, checkpoint=memory)
+    if steps < when:
+        pytest.skip("done before that")
+    assert stopped.status is Status.INTERRUPTED
+    resumed = reconstruct(victim, 10, checkpoint=memory)
+    assert resumed.resumed_at > 0 or when == 1
+    assert torch.equal(resumed.inputs, straight.inputs)
+    assert [(s.name, s.loss, s.iterations) for s in resumed.stages] == [
+        (s.name, s.loss, s.iterations) for s in straight.stages
+    ]
+
+
+@settings(max_examples=8)
+@given(n=st.integers(1, 3), r=st.integers(1, 4), seed=st.integers(0, 99))
+def test_absurdly_small_problems_end(n: int, r: int, seed: int) -> None:
+    victim = perturbed(mlp(4, 60, 1), seed)
+    U = torch.linalg.qr(torch.randn(4, r, generator=generator(seed), dtype=F64)).Q
+    found = reconstruct(victim, n, Projection(space=Basis(U=U), solver=Auto(iterations=10, rounds=1)))
+    assert torch.isfinite(found.inputs).all()
+    assert 0 <= found.loss <= 1 + 1e-9
+
+
+def test_duplicates_dead_units_and_too_many_points() -> None:
+    data = synthetic(n=4, dim=6, rank=3, noise=0.5, seed=0)
+    twice = torch.cat([data.inputs, data.inputs[:1]])
+    network = random_features(6, 200, 1)
+    theta_0 = initial_theta(network, init="fan-in", generator=generator(1), dtype=F64)
+    theta_0["V"][::2] = 0.0  # every other unit is dead
+    victim = minimum_norm(network, theta_0, data.inputs, data.targets).victim
+    found = reconstruct(victim, 5, Projection(space=Basis(U=data.basis)))  # one more than there are
+    score = evaluate(found, data.inputs)
+    assert score.rho_up_to_sign < 0.05
+    assert evaluate(found, twice).missed == 0
+    with pytest.raises(VictimError, match="expected at most 200"):
+        reconstruct(victim, 201, Projection(space=FullSpace()))
+    with pytest.warns(RecollectWarning, match="impossible by counting"):
+        reconstruct(victim, 60, Projection(space=FullSpace(), solver=Auto(iterations=2, rounds=0)))
+
+
+def test_confidence_ranks_the_errors_of_a_run_that_is_stuck() -> None:
+    """A fifth of the points replaced by others: those are the ones that confidence puts last."""
+    victim, data = interpolated(2, n=10, d=8, r=5, p=400)
+    span, geometry = LastLayerSpan(victim.restrict(data.basis), device=CPU, dtype=F64, lifted=True), Sphere(8**0.5)
+    Z = geometry.project(data.inputs @ data.basis)
+    Z[:3] = geometry.project(torch.randn(3, 5, generator=generator(0), dtype=F64))
+    state = LevenbergMarquardt().init(Z)
+    for _ in range(2):  # not long enough to mend it
+        state, _ = LevenbergMarquardt().step(span, geometry, state, torch.zeros((), dtype=F64))
+    errors = expected_errors(span, geometry, state["Z"])
+    truth = torch.minimum(
+        torch.cdist(state["Z"], data.inputs @ data.basis), torch.cdist(-state["Z"], data.inputs @ data.basis)
+    ).min(1)[0]
+    from scipy.stats import spearmanr
+
+    assert float((truth / 8**0.5 > 0.1).double().mean()) >= 0.2
+    assert spearmanr(errors, truth).statistic >= 0.5
+    sure = confidence_file.confidence(errors)
+    assert ((sure >= 0) & (sure <= 1)).all()
+
+
+def test_permuting_the_units_of_the_victim_changes_nothing(trained: tuple[Victim, Dataset]) -> None:
+    """A relabelled hidden layer is the same network: the same points, up to their order and rounding."""
+    victim, data = trained
+    assert victim.theta_0 is not None
+    order = torch.randperm(500, generator=generator(0))
+
+    def relabel(theta: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            "layers.0.weight": theta["layers.0.weight"][order],
+            "layers.1.weight": theta["layers.1.weight"][:, order],
+        }
+
+    other = Victim(victim.network, relabel(victim.theta_0), relabel(victim.theta_f))
+    a, b = (evaluate(reconstruct(v, 10), data.inputs) for v in (victim, other))
+    torch.testing.assert_close(a.errors, b.errors, rtol=0, atol=1e-4)
