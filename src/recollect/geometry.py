@@ -27,6 +27,9 @@ class Geometry(Protocol):
     def free_dimensions(self, r: int) -> int:
         """Unknowns a point has in r coordinates."""
 
+    def frame(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "nr k"] | None:
+        """An orthonormal basis of the moves of all points together; None where each moves by itself."""
+
 
 @dataclass(frozen=True)
 class Sphere:
@@ -48,6 +51,9 @@ class Sphere:
     def free_dimensions(self, r: int) -> int:
         return r - 1
 
+    def frame(self, Z: Float[Tensor, "n r"]) -> None:
+        return None
+
 
 @dataclass(frozen=True)
 class FreeRadius:
@@ -66,6 +72,42 @@ class FreeRadius:
 
     def free_dimensions(self, r: int) -> int:
         return r
+
+    def frame(self, Z: Float[Tensor, "n r"]) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class SharedSubspace:
+    """{X : each row in `inner`, rank X ≤ rank}: points in one subspace of R^d that may turn with them.
+
+    At X = PSUᵀ (n×r, r×r, d×r) a move is ΔZ Uᵀ + P Yᵀ U⊥ᵀ: n·r coordinates, and r(d − r) that turn U.
+    """
+
+    inner: Geometry
+    rank: int
+
+    @property
+    def radius(self) -> float:
+        return self.inner.radius
+
+    def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+        if not bool(torch.isfinite(Z).all()):
+            return Z
+        U = torch.linalg.svd(Z, full_matrices=False).Vh[: self.rank].T
+        return self.inner.project((Z @ U) @ U.T)
+
+    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
+        return self.inner.tangent(Z, V)
+
+    def free_dimensions(self, r: int) -> int:
+        return self.inner.free_dimensions(self.rank)
+
+    def frame(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "nr k"]:
+        n, d = Z.shape
+        P, _, Vh = torch.linalg.svd(Z, full_matrices=True)
+        U, rest = Vh[: self.rank].T, Vh[self.rank :].T
+        return torch.cat([torch.kron(torch.eye(n).to(Z), U), torch.kron(P[:, : self.rank].contiguous(), rest)], dim=1)
 
 
 def random_start(geometry: Geometry, n: int, r: int, generator: torch.Generator) -> Float[Tensor, "n r"]:

@@ -113,7 +113,7 @@ def _result(
     Z = best.Z.cpu().double()
     theta_f = {name: _double(tensor.cpu()) for name, tensor in restricted.theta_f.items()}
     notes = [*doubts, *span.notes]
-    if len(best.trace) and best.trace[-1] > 2 * best.loss:
+    if step_size is not None and len(best.trace) and best.trace[-1] > 2 * best.loss:
         notes.append("the loss was well above its best at the end: the step may be too large, try a smaller --step")
     if best.jitter:
         notes.append(f"the Gram matrix was singular at times: its diagonal was raised by a relative {best.jitter:g}")

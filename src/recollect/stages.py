@@ -4,8 +4,8 @@
 2. Respawn: points that explain nothing are put where most is left to explain.
 3. Both endpoints: the residual at the data falls by orders of magnitude, and false minima stand out.
 4. Respawn again, now that they do.
-5. Out of Û: a victim trained in float32 tilts it. In full space, where counting allows, then back into the span of
-   the points themselves.
+5. Out of Û: a victim trained in float32 tilts it. Where counting allows, the points share some r-dimensional subspace,
+   and it turns with them.
 6. Signs, and a last descent with everything in place.
 
 Nothing here knows the data; a stage is kept if it lowers the loss.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from recollect.geometry import random_start
+from recollect.geometry import Geometry, SharedSubspace, random_start
 from recollect.options import Auto
 from recollect.problem import Problem
 from recollect.result import Stage
@@ -39,6 +39,8 @@ _AS_GOOD = 10.0
 _JUMP = 3.0
 """By so much the residual must rise when a point is dropped that was there."""
 _CLEAR_JUMP = 10.0
+_TOO_FAR = 20.0
+"""When dropping points has raised the residual so much without a jump, no number of points stands out."""
 _GROWTH = 1.3
 _PATIENCE = 5
 """Respawns in a row that may come to nothing."""
@@ -93,18 +95,16 @@ class Stages:
             self.notes += ("training did not move the features: both endpoints are one",)
         one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
         if n is None:
-            self._grow(self._span(one, lifted))
-            if endpoints is Endpoints.BOTH:
-                self._switch("both endpoints", self._span(endpoints, lifted))
-            self._prune()
+            both = self._span(endpoints, lifted) if endpoints is Endpoints.BOTH else None
+            self._count(self._span(one, lifted), both)
         else:
             self._start(n, self._span(one, lifted))
             self._respawn(1 if endpoints is Endpoints.BOTH else _PATIENCE)
             if endpoints is Endpoints.BOTH:
                 self._switch("both endpoints", self._span(endpoints, lifted))
+        self._turn_subspace()
         if n is None or endpoints is Endpoints.BOTH:
             self._respawn(_PATIENCE)
-        self._leave_subspace()
         if lifted:
             self._settle_signs(endpoints)
         elif parity is Parity.ODD:
@@ -145,33 +145,57 @@ class Stages:
             if best.loss <= EXACT:
                 break
 
-    def _grow(self, span: LastLayerSpan) -> None:
-        """From as few points as span Û, add more until that no longer explains much more."""
+    def _count(self, one: LastLayerSpan, both: LastLayerSpan | None) -> None:
+        """Grow until more points explain little more, then drop those that are not needed; grow on if none was."""
         problem = self.problem
-        most = max(1, problem.most_points(span.rows.families))
+        most = max(1, problem.most_points(one.rows.families if both is None else both.rows.families))
         n = min(most, problem.r if problem.U is not None else 2)
         Z = random_start(problem.geometry, n, problem.r, stream("start 0", self._seed))
-        outcome = self._descend("growing", span, Z.to(problem.device, problem.dtype))
-        self._keep(span, outcome)
+        outcome = self._descend("growing", one, Z.to(problem.device, problem.dtype))
+        self._keep(one, outcome)
+        self._tell(f"random start of {n} points", outcome)
         generator = stream("grow", self._seed)
-        iterations, seconds, level = outcome.iterations, outcome.seconds, 0
+        while True:
+            self._grow(one, most, generator)
+            grown = self._kept
+            if both is not None:
+                self._switch("both endpoints", both)
+            jump, above = self._prune()
+            if math.isfinite(jump) or len(self.Z) >= most or self.outcome.loss <= EXACT:
+                break
+            self._kept = grown
+        n = len(self.Z)
+        if math.isnan(jump):
+            self.notes += (f"n = {n} is a guess: no number of points stands out in the residual; give --n",)
+            return
+        more = "" if math.isnan(above) else f", one more lowers it {above:.2g}×"
+        sure = "clear" if jump > _CLEAR_JUMP else "not clear: give --n if you know it"
+        self.notes += (f"n = {n} from the residual: one point fewer raises it {jump:.2g}×{more}; {sure}",)
+
+    def _grow(self, span: LastLayerSpan, most: int, generator: torch.Generator) -> None:
+        geometry, r = self.problem.geometry, self.problem.r
+        iterations, seconds, level = 0, 0.0, 0
         while len(self.Z) < most and self.outcome.loss > EXACT and level < 2:
             count = min(most, math.ceil(_GROWTH * len(self.Z))) - len(self.Z)
-            new = spawn(span, problem.geometry, self.Z, count, generator, self._jitter)
+            new = spawn(span, geometry, self.Z, count, generator, self._jitter)
             # Where fewer stand apart, the rest starts anywhere: too few new points would show too little of a change.
-            rest = random_start(problem.geometry, count - len(new), problem.r, generator).to(new)
+            rest = random_start(geometry, count - len(new), r, generator).to(new)
             before, outcome = self.outcome.loss, self._descend("growing", span, torch.cat([self.Z, new, rest]))
             iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
             self._keep(span, outcome)
             level = level + 1 if before < 0.1 and before < _JUMP * outcome.loss else 0
         self._tell(f"grown to {len(self.Z)} points", replace(self.outcome, iterations=iterations, seconds=seconds))
 
-    def _prune(self) -> None:
-        """Drop the points that cost least while the residual bears it; where it jumps, that point was there."""
-        span, grown = self.span, self._kept
-        batch, jump, above = max(1, len(self.Z) // 8), math.nan, math.nan
+    def _prune(self) -> tuple[float, float]:
+        """Drop the points that cost least while the residual bears it; where it jumps, that point was there.
+
+        Returns by how much it jumped, and by how much it rose for the point dropped before; NaN where it did not.
+        """
+        span, began = self.span, self.outcome.loss
+        batch, above = max(1, len(self.Z) // 8), math.nan
         iterations, seconds = 0, 0.0
-        while len(self.Z) > 1 and self.outcome.loss < 0.5:
+        rise = math.nan
+        while len(self.Z) > 1 and self.outcome.loss < min(0.5, max(_TOO_FAR * began, EXACT)):
             Z = self.Z
             for _ in range(min(batch, len(Z) - 1)):
                 cost = costs(span, Z, self._jitter).nan_to_num(torch.inf)
@@ -185,20 +209,9 @@ class Stages:
             elif batch > 1:
                 batch //= 2
             else:
-                jump = rise
                 break
-        if math.isnan(jump):  # nothing stands out: better too many points than too few
-            self._kept = grown
-        n = len(self.Z)
-        self._tell(f"pruned to {n} points", replace(self.outcome, iterations=iterations, seconds=seconds))
-        if math.isnan(jump):
-            self.notes += (
-                f"n = {n} is a guess: no number of points stands out in the residual; give --n if you know it",
-            )
-            return
-        more = "" if math.isnan(above) else f", one more lowers it {above:.2g}×"
-        sure = "clear" if jump > _CLEAR_JUMP else "not clear: give --n if you know it"
-        self.notes += (f"n = {n} from the residual: one point fewer raises it {jump:.2g}×{more}; {sure}",)
+        self._tell(f"pruned to {len(self.Z)} points", replace(self.outcome, iterations=iterations, seconds=seconds))
+        return (rise if rise >= _JUMP else math.nan), above
 
     def _switch(self, name: str, span: LastLayerSpan) -> None:
         """Go on from the same points with another span."""
@@ -247,30 +260,30 @@ class Stages:
             new = spawn(span, self.problem.geometry, Z, n - len(Z), generator, self._jitter)
             Z = torch.cat([Z, new])
 
-    def _leave_subspace(self) -> None:
-        """Û tilted by rounding: descend in all of R^d, and come back into the span of what was found there."""
-        problem, span, kept = self.problem, self.span, self._kept
-        found, n, r = problem.spectrum, len(self.Z), problem.r
-        if found is None or found.gap > _CLEAR_GAP or r == problem.victim.d or self.outcome.loss <= EXACT:
+    def _turn_subspace(self) -> None:
+        """Û tilted by rounding: descend in R^d among points that share some r-dimensional subspace, whichever it is."""
+        problem, span, before = self.problem, self.span, self.outcome
+        found, n, r, d = problem.spectrum, len(self.Z), problem.r, problem.victim.d
+        if found is None or found.gap > _CLEAR_GAP or r == d or before.loss <= EXACT:
             return
-        outside = problem.within(None)
-        if n > outside.most_points(span.rows.families):
+        unknowns = problem.unknowns(n, span.rows.families) + r * (d - r)
+        if unknowns > problem.equations or not span.dense(n, d):
             self.notes += (
-                "rounding in training tilts the subspace of ΔW1, and there are too few equations to leave it: its "
-                "tilt limits the accuracy",
+                "rounding in training tilts the subspace of ΔW1, and there are too few equations (or too many "
+                "coordinates) to turn it: its tilt limits the accuracy",
             )
             return
-        before = self.outcome
-        self.problem = outside
-        self._keep(self._span(span.endpoints, span.lifted), replace(before, Z=problem.lift(self.Z)))
-        self._switch("out of the subspace", self.span)
-        _, _, Vh = torch.linalg.svd(self.Z, full_matrices=False)
-        U = Vh[:r].T
-        self.problem, Z = problem.within(U.cpu()), self.Z @ U
-        self._keep(self._span(span.endpoints, span.lifted), replace(self.outcome, Z=problem.geometry.project(Z)))
-        self._switch("into the span of the points found", self.span)
-        if not self.outcome.loss < before.loss:
-            self.problem, self._kept = problem, kept
+        shared = SharedSubspace(problem.geometry, r)
+        self.problem = problem.within(None)
+        everywhere = self._span(span.endpoints, span.lifted)
+        outcome = self._descend("turning the subspace", everywhere, problem.lift(before.Z), shared)
+        self.problem = problem
+        if not outcome.loss < before.loss:
+            return
+        U = torch.linalg.svd(outcome.Z, full_matrices=False).Vh[:r].T
+        self.problem = problem.within(U.cpu())
+        self._keep(self._span(span.endpoints, span.lifted), replace(outcome, Z=problem.geometry.project(outcome.Z @ U)))
+        self._tell("turning the subspace", outcome)
 
     def _settle_signs(self, endpoints: Endpoints) -> None:
         lifted = self.span
@@ -301,12 +314,14 @@ class Stages:
     def _jitter(self) -> Float[Tensor, ""]:
         return torch.tensor(self.outcome.jitter, dtype=torch.float64, device=self.problem.device)
 
-    def _descend(self, name: str, span: LastLayerSpan, Z: Float[Tensor, "n r"]) -> Outcome:
+    def _descend(
+        self, name: str, span: LastLayerSpan, Z: Float[Tensor, "n r"], geometry: Geometry | None = None
+    ) -> Outcome:
         outcome = self._search.minimise(
             name,
             self._solver,
             span,
-            self.problem.geometry,
+            geometry or self.problem.geometry,
             Z,
             tolerance=max(EXACT, self.problem.attack.tolerance),
         )

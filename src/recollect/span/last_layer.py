@@ -154,7 +154,7 @@ class LastLayerSpan:
     ) -> DenseNormal:
         J = geometry.tangent(Z, self.rows.jacobian(Z))
         F = torch.stack([explained.orthogonal(part.flatten(1)).view_as(part) for part in J])
-        return DenseNormal.of(F, C, explained.R, barred)
+        return DenseNormal.of(F, C, explained.R, barred, geometry.frame(Z))
 
     def _implicit_normal(
         self, Z: Tensor, geometry: Geometry, explained: Explained, C: Tensor, barred: Tensor

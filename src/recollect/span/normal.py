@@ -38,6 +38,8 @@ class DenseNormal:
     gradient: Float[Tensor, "n r"]
     barred: Float[Tensor, "n r"]
     """The unit direction in which each point may not move; zero where all are free."""
+    frame: Float[Tensor, "k m"] | None = None
+    """A basis of the moves allowed, where points do not move each by itself (`Geometry.frame`)."""
 
     @classmethod
     def of(
@@ -46,6 +48,7 @@ class DenseNormal:
         C: Float[Tensor, "k n c"],
         R: Float[Tensor, "c p"],
         barred: Float[Tensor, "n r"],
+        frame: Float[Tensor, "k m"] | None = None,
     ) -> DenseNormal:
         K, p, n, r = F.shape
         N = F.new_zeros(n * r, n * r)
@@ -61,14 +64,16 @@ class DenseNormal:
                     block *= (C[k] @ C[j].T)[:, None, :, None]
                     block = block.reshape(n * r, n * r)
                     N += block if k == j else block + block.T
-        return cls(N, -torch.einsum("kpnr,knp->nr", F, C @ R), barred)
+        return cls(N, -torch.einsum("kpnr,knp->nr", F, C @ R), barred, frame)
 
     def step(self, damping: float) -> Float[Tensor, "n r"]:
-        N = self.N.clone()
+        T = self.frame
+        N = self.N.clone() if T is None else T.T @ (self.N @ T)
+        g = self.gradient.reshape(-1, 1) if T is None else T.T @ self.gradient.reshape(-1, 1)
         N.diagonal().add_(damping * self.N.diagonal().mean())
         factor, info = torch.linalg.cholesky_ex(N)
-        s = torch.cholesky_solve(-self.gradient.reshape(-1, 1), factor)
-        return torch.where(info == 0, s, torch.nan).reshape(self.gradient.shape)
+        s = torch.where(info == 0, torch.cholesky_solve(-g, factor), torch.nan)
+        return (s if T is None else T @ s).reshape(self.gradient.shape)
 
     def variances(self) -> Float[Tensor, " n"]:
         n, r = self.gradient.shape
