@@ -104,7 +104,7 @@ class SharedSubspace:
         return self.inner.free_dimensions(self.rank)
 
     def frame(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "nr k"]:
-        n, d = Z.shape
+        n = len(Z)
         P, _, Vh = torch.linalg.svd(Z, full_matrices=True)
         U, rest = Vh[: self.rank].T, Vh[self.rank :].T
         return torch.cat([torch.kron(torch.eye(n).to(Z), U), torch.kron(P[:, : self.rank].contiguous(), rest)], dim=1)

@@ -26,7 +26,7 @@ from recollect.search import Search
 from recollect.seeds import stream
 from recollect.shapes import Float, Int, Tensor
 from recollect.solve import LevenbergMarquardt, Outcome, Status
-from recollect.solve.confidence import doubtful, expected_errors
+from recollect.solve.confidence import DOUBTFUL, doubtful, expected_errors
 from recollect.solve.respawn import costs, spawn
 from recollect.solve.signs import find_signs, sign_system
 from recollect.span import Endpoints, LastLayerSpan, Parity
@@ -42,7 +42,9 @@ _CLEAR_JUMP = 10.0
 _TOO_FAR = 20.0
 """When dropping points has raised the residual so much without a jump, no number of points stands out."""
 _GROWTH = 1.3
-_PATIENCE = 5
+_FALL = 5.0
+"""At the data the second endpoint lowers the residual at least so much; where it does not, something is wrong."""
+_PATIENCE = 8
 """Respawns in a row that may come to nothing."""
 _CLEAR_GAP = 1e6
 """A gap in the spectrum of ΔW_1 above which Û is as good as float64 makes it."""
@@ -100,11 +102,13 @@ class Stages:
         else:
             self._start(n, self._span(one, lifted))
             self._respawn(1 if endpoints is Endpoints.BOTH else _PATIENCE)
-            if endpoints is Endpoints.BOTH:
-                self._switch("both endpoints", self._span(endpoints, lifted))
+        goal = math.inf
+        if n is not None and endpoints is Endpoints.BOTH:
+            goal = self.outcome.loss / _FALL
+            self._switch("both endpoints", self._span(endpoints, lifted))
         self._turn_subspace()
         if n is None or endpoints is Endpoints.BOTH:
-            self._respawn(_PATIENCE)
+            self._respawn(_PATIENCE, goal)
         if lifted:
             self._settle_signs(endpoints)
         elif parity is Parity.ODD:
@@ -219,14 +223,16 @@ class Stages:
         self._keep(span, outcome)
         self._tell(name, outcome)
 
-    def _respawn(self, patience: int) -> None:
-        """While there are points that nothing holds: drop them, and put new ones where most is left to explain."""
+    def _respawn(self, patience: int, goal: float = math.inf) -> None:
+        """While a point is in doubt, or the loss is above the goal: drop points, put new ones where most is left."""
         generator = stream(f"respawn {len(self.stages)}", self._seed)
         failures, tried, iterations, seconds = 0, 0, 0, 0.0
-        while tried < self._options.rounds and failures < patience and self.outcome.loss > EXACT:
-            dropped = self._least_held()
-            if not len(dropped):
+        while tried < self._options.rounds and self.outcome.loss > EXACT:
+            errors = expected_errors(self.span, self.problem.geometry, self.Z, self._jitter).cpu()
+            wrong = self.outcome.loss > goal or bool((errors > DOUBTFUL).any())
+            if failures >= (patience if wrong else 2) or not (wrong or bool(doubtful(errors).any())):
                 break
+            dropped = _loosest(errors) if failures == 0 else _drawn(errors, generator)
             outcome, steps, spent = self._round(dropped, generator)
             tried, iterations, seconds = tried + 1, iterations + steps, seconds + spent
             if outcome.loss < _BETTER * self.outcome.loss:
@@ -238,18 +244,11 @@ class Stages:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._tell(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
 
-    def _least_held(self) -> Int[Tensor, " m"]:
-        """The points in doubt, at most a tenth of all."""
-        errors = expected_errors(self.span, self.problem.geometry, self.Z, self._jitter)
-        most = max(1, len(errors) // 10)
-        worst = errors.argsort(descending=True, stable=True)[:most]
-        return worst[doubtful(errors)[worst]]
-
     def _round(self, dropped: Int[Tensor, " m"], generator: torch.Generator) -> tuple[Outcome, int, float]:
         span, Z, n = self.span, self.Z, len(self.Z)
-        stays = torch.ones(n, dtype=torch.bool, device=Z.device)
+        stays = torch.ones(n, dtype=torch.bool)
         stays[dropped] = False
-        Z, steps, spent = Z[stays], 0, 0.0
+        Z, steps, spent = Z[stays.to(Z.device)], 0, 0.0
         while True:
             outcome = self._descend("respawn", span, Z) if len(Z) else None
             if outcome is not None:
@@ -297,7 +296,7 @@ class Stages:
         signs = find_signs(M, t, explains)
         signed = signs.values.to(before.Z)[:, None] * before.Z
         if not signs.settled:
-            self._keep(plain, replace(before, Z=signed))
+            self._keep(lifted, replace(before, Z=signed))  # which does not mind the signs
             self._signs_open(signs.how)
             return
         outcome = self._descend("signs settled", plain, signed)
@@ -339,3 +338,16 @@ class Stages:
 
     def _tell(self, name: str, outcome: Outcome) -> None:
         self.stages += (Stage(name, outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value),)
+
+
+def _loosest(errors: Float[Tensor, " n"]) -> Int[Tensor, " m"]:
+    """The points in doubt, at most a tenth of all; at least the one that is held least."""
+    worst = errors.argsort(descending=True, stable=True)[: max(1, len(errors) // 10)]
+    return worst[doubtful(errors)[worst]] if bool(doubtful(errors)[worst[0]]) else worst[:1]
+
+
+def _drawn(errors: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " m"]:
+    """Up to a quarter of the points, the less they are held the likelier: what was dropped before did not help."""
+    most = max(1, min(len(errors) - 1, math.ceil(len(errors) / 4)))
+    count = int(torch.randint(1, most + 1, (), generator=generator))
+    return torch.multinomial(errors.clamp(1e-3, 1.0), count, generator=generator)
