@@ -293,7 +293,8 @@ class Stages:
             loss = plain.fit(values.to(before.Z)[:, None] * before.Z, gradient=False, jitter=self._jitter).loss
             return float(loss) < max(_AS_GOOD * before.loss, EXACT)
 
-        signs = find_signs(M, t, explains)
+        spare = lifted.equations - self.problem.unknowns(len(before.Z), lifted.rows.families)
+        signs = find_signs(M, t, math.sqrt(before.loss / max(spare, 1)), explains)
         signed = signs.values.to(before.Z)[:, None] * before.Z
         if not signs.settled:
             self._keep(lifted, replace(before, Z=signed))  # which does not mind the signs

@@ -23,7 +23,7 @@ def planted(n: int, equations: int, noise: float, seed: int) -> tuple[torch.Tens
 @given(n=st.integers(1, 12), spare=st.integers(4, 20), seed=st.integers(0, 999))
 def test_more_equations_than_points_is_least_squares(n: int, spare: int, seed: int) -> None:
     M, t, s = planted(n, n + spare, 1e-3, seed)
-    found = find_signs(M, t, lambda values: True)
+    found = find_signs(M, t, 1e-3, lambda values: True)
     assert found.settled
     assert "least squares" in found.how
     assert torch.equal(found.values, s)
@@ -34,7 +34,7 @@ def test_more_equations_than_points_is_least_squares(n: int, spare: int, seed: i
 def test_fewer_equations_is_a_short_vector_of_a_lattice(n: int, equations: int, noise: float, seed: int) -> None:
     pytest.importorskip("flint")
     M, t, s = planted(n, equations, noise, seed)
-    found = find_signs(M, t, lambda values: True)
+    found = find_signs(M, t, 1e-6, lambda values: True)
     assert found.settled
     assert "LLL" in found.how
     assert torch.equal(found.values, s)
@@ -42,20 +42,20 @@ def test_fewer_equations_is_a_short_vector_of_a_lattice(n: int, equations: int, 
 
 def test_nothing_is_settled_that_chance_could_have_made_or_the_residual_denies() -> None:
     M, _, s = planted(30, 12, 0, 0)
-    found = find_signs(M, torch.randn(12, generator=generator(9), dtype=F64), lambda values: True)
+    found = find_signs(M, torch.randn(12, generator=generator(9), dtype=F64), 1e-6, lambda values: True)
     assert not found.settled
     assert "no choice of signs" in found.how
     M, t, s = planted(6, 20, 1e-6, 1)
-    assert not find_signs(M, t, lambda values: False).settled
-    assert find_signs(M, t, lambda values: torch.equal(values, s)).settled
+    assert not find_signs(M, t, 1e-6, lambda values: False).settled
+    assert find_signs(M, t, 1e-6, lambda values: torch.equal(values, s)).settled
     few, t, _ = planted(30, 2, 0.01, 2)  # millions of choices fit two equations
-    assert not find_signs(few, t, lambda values: True).settled
+    assert not find_signs(few, t, 0.01, lambda values: True).settled
 
 
 def test_without_flint_the_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signs_file, "find_spec", lambda name: None)
     M, t, _ = planted(30, 12, 1e-6, 0)
-    found = find_signs(M, t, lambda values: True)
+    found = find_signs(M, t, 1e-6, lambda values: True)
     assert not found.settled
     assert "python-flint" in found.how
 

@@ -11,7 +11,7 @@ a short vector of the lattice spanned by the rows of (Kannan's embedding, with b
     [ 2I | κ·2Mᵀ        | 0 ]
     [ −1 | −κ(t + M1)ᵀ  | 1 ]
 
-and LLL finds it. κ is one over the noise of an equation, which is not known: a few are tried, and the solution is
+and LLL finds it. κ is one over the noise of an equation, which is known roughly: a few are tried, and the solution is
 believed only if chance could not have made its residual.
 """
 
@@ -28,6 +28,8 @@ from recollect.shapes import Float, Tensor
 from recollect.span import Explained, LastLayerSpan
 
 _CERTAIN = math.log(1e-3)
+_DIGITS = (3, 4, 5, 6, 7)
+"""To how many digits the entries of the lattice are kept, those nearest to what the noise leaves tried first."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,15 @@ def sign_system(
 
 
 def find_signs(
-    M: Float[Tensor, "e n"], t: Float[Tensor, " e"], explains: Callable[[Float[Tensor, " n"]], bool]
+    M: Float[Tensor, "e n"],
+    t: Float[Tensor, " e"],
+    noise: float,
+    explains: Callable[[Float[Tensor, " n"]], bool],
 ) -> Signs:
     """By least squares where the equations determine every sign, else by LLL.
 
-    Signs are settled if chance could not have made them fit, and if with them the points still explain Δθ.
+    `noise` is about the error of an equation. Signs are settled if chance could not have made them fit, and if with
+    them the points still explain Δθ.
     """
     M, t = M.cpu().double(), t.cpu().double()
     n = M.shape[1]
@@ -78,7 +84,9 @@ def find_signs(
             False,
             f"{n} signs from {len(t)} equations need lattice reduction, and python-flint is not installed: install it",
         )
-    for digits in range(7, 2, -1):
+    entry = float(M.norm(dim=1).max()) / math.sqrt(n)
+    known = math.log10(max(entry, 1e-300) / max(noise, 1e-300))
+    for digits in sorted(_DIGITS, key=lambda digits: abs(digits - known)):
         found = _lattice(M, t, digits)
         if found is not None and settled(found):
             return Signs(found, True, f"signs by LLL, equations known to {digits} digits")

@@ -34,11 +34,11 @@ class Normal(Protocol):
 class DenseNormal:
     """JᵀJ as a matrix: 2p(nr)² operations to form for one output, (nr)³/3 to factor."""
 
-    N: Float[Tensor, "k k"]
+    N: Float[Tensor, "nr nr"]
     gradient: Float[Tensor, "n r"]
     barred: Float[Tensor, "n r"]
     """The unit direction in which each point may not move; zero where all are free."""
-    frame: Float[Tensor, "k m"] | None = None
+    frame: Float[Tensor, "nr m"] | None = None
     """A basis of the moves allowed, where points do not move each by itself (`Geometry.frame`)."""
 
     @classmethod
@@ -48,7 +48,7 @@ class DenseNormal:
         C: Float[Tensor, "k n c"],
         R: Float[Tensor, "c p"],
         barred: Float[Tensor, "n r"],
-        frame: Float[Tensor, "k m"] | None = None,
+        frame: Float[Tensor, "nr m"] | None = None,
     ) -> DenseNormal:
         K, p, n, r = F.shape
         N = F.new_zeros(n * r, n * r)
