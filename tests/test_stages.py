@@ -148,6 +148,15 @@ def test_a_tilted_subspace_is_left() -> None:
     assert evaluate(found, data.inputs).rho < 0.01
 
 
+@pytest.mark.parametrize("depth", [2, 3])
+def test_float32_victims_of_any_depth(depth: int) -> None:
+    X = Sphere(10**0.5).project(torch.randn(4, 10, generator=generator(0), dtype=F64))
+    network = mlp(10, 300, 3, depth=depth)
+    theta_0 = initial_theta(network, init="fan-in", generator=generator(1), dtype=torch.float32)
+    victim = train(network, theta_0, X, torch.eye(4, 3, dtype=F64)).victim
+    assert evaluate(reconstruct(victim, 4), X).rho < 0.05
+
+
 class Memory:
     def __init__(self) -> None:
         self.saved: dict[str, Saved] = {}

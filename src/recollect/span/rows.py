@@ -110,9 +110,10 @@ def moving(victim: Victim) -> bool:
 
 def parity(network: Network, theta: Theta) -> Parity:
     """Tried at a few points, as everything that is claimed of a network."""
-    some = next(tensor for tensor in theta.values() if tensor.is_floating_point())
+    device = next(iter(theta.values())).device
+    theta = _cast(theta, device, torch.float64)  # a restricted float32 network has a first layer in float64
     generator = torch.Generator().manual_seed(0)
-    X = torch.randn(6, network.d, generator=generator, dtype=torch.float64).to(some)
+    X = torch.randn(6, network.d, generator=generator, dtype=torch.float64).to(device)
     X[4], X[5] = X[0] + X[1], X[2] - X[3]
     plus, minus = network.features(theta, X), network.features(theta, -X)
     even, odd = (plus + minus) / 2, (plus - minus) / 2
