@@ -4,6 +4,7 @@
     python benchmarks/exact.py --part features  --out results.jsonl
     python benchmarks/exact.py --part images --cifar cifar10.npz --out results.jsonl
     python benchmarks/exact.py --part small     --out results.jsonl --device cpu
+    python benchmarks/exact.py --part stuck     --out results.jsonl --device cpu --solvers auto
     python benchmarks/exact.py --part threshold --out results.jsonl
     python benchmarks/exact.py --part count --cifar cifar10.npz --out results.jsonl
     python benchmarks/exact.py --table results.jsonl
@@ -106,6 +107,7 @@ class Cell:
             "rank": found.rank,
             "seconds": seconds,
             "chance_span": score.chance["span"],
+            "wrong": float((errors > 0.1).double().mean()),
             "confidence": None if found.confidence is None else float(found.confidence.min()),
             "spearman": _spearman(found.confidence, found.inputs, data.inputs),
             "stages": [(s.name, s.loss, s.iterations, round(s.seconds, 3)) for s in found.stages][:12],
@@ -158,6 +160,10 @@ def cells(part: str, dtypes: list[str], cifar: Path | None, seeds: int) -> Itera
         for dtype in dtypes:
             for seed in range(seeds):
                 yield Cell("synthetic", paper_data, 10_000, 2, dtype, seed)
+    if part == "stuck":  # too narrow to succeed: does confidence know which points are wrong?
+        for width in (250, 300, 350, 400):
+            for seed in range(2 * seeds):
+                yield Cell("stuck", small_data, width, seed=seed)
     if part == "features":
         for kind in ("relu", "relu+bias", "tanh+bias"):
             for seed in range(seeds):
@@ -199,7 +205,7 @@ def _spread(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["small", "synthetic", "features", "images", "threshold", "count"])
+    parser.add_argument("--part", choices=["small", "stuck", "synthetic", "features", "images", "threshold", "count"])
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")

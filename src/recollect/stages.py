@@ -107,8 +107,8 @@ class Stages:
             goal = self.outcome.loss / _FALL
             self._switch("both endpoints", self._span(endpoints, lifted))
         self._turn_subspace()
-        if n is None or endpoints is Endpoints.BOTH:
-            self._respawn(_PATIENCE, goal)
+        if (n is None or endpoints is Endpoints.BOTH) and self._respawn(_PATIENCE, goal):
+            self._turn_subspace()  # the points that were wrong had held it back
         if lifted:
             self._settle_signs(endpoints)
         elif parity is Parity.ODD:
@@ -223,8 +223,12 @@ class Stages:
         self._keep(span, outcome)
         self._tell(name, outcome)
 
-    def _respawn(self, patience: int, goal: float = math.inf) -> None:
-        """While a point is in doubt, or the loss is above the goal: drop points, put new ones where most is left."""
+    def _respawn(self, patience: int, goal: float = math.inf) -> bool:
+        """While a point is in doubt, or the loss is above the goal: drop points, put new ones where most is left.
+
+        Returns whether that lowered the loss.
+        """
+        before = self.outcome.loss
         generator = stream(f"respawn {len(self.stages)}", self._seed)
         failures, tried, iterations, seconds = 0, 0, 0, 0.0
         while tried < self._options.rounds and self.outcome.loss > EXACT:
@@ -243,6 +247,7 @@ class Stages:
         if tried:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._tell(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
+        return self.outcome.loss < before
 
     def _round(self, dropped: Int[Tensor, " m"], generator: torch.Generator) -> tuple[Outcome, int, float]:
         span, Z, n = self.span, self.Z, len(self.Z)
@@ -267,9 +272,9 @@ class Stages:
             return
         unknowns = problem.unknowns(n, span.rows.families) + r * (d - r)
         if unknowns > problem.equations or not span.dense(n, d):
-            self.notes += (
+            self._note(
                 "rounding in training tilts the subspace of ΔW1, and there are too few equations (or too many "
-                "coordinates) to turn it: its tilt limits the accuracy",
+                "coordinates) to turn it: its tilt limits the accuracy"
             )
             return
         shared = SharedSubspace(problem.geometry, r)
@@ -336,6 +341,10 @@ class Stages:
         if self._kept is not None and trace is not self._kept[2].trace:
             trace = torch.cat([self._kept[2].trace, trace])
         self._kept = (self.problem, span, replace(outcome, trace=trace))
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes += (note,)
 
     def _tell(self, name: str, outcome: Outcome) -> None:
         self.stages += (Stage(name, outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value),)
