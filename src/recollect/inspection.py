@@ -90,6 +90,6 @@ def _expectations(victim: Victim, found: Spectrum | None, missing: str | None) -
         said.append("the network is not positively homogeneous: each point's norm is identifiable")
     if isinstance(network, MLP) and network.homogeneous and network.depth == 2 and network.activation == "relu":
         said.append(
-            "two layers of ReLU without bias barely tell x from −x: expect flipped signs, most with a single output"
+            "two layers of ReLU without bias barely tell x from −x: signs come back only with points that are exact"
         )
     return said

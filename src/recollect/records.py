@@ -40,6 +40,7 @@ class Record:
     norms_identifiable: bool
     trace: Float[Tensor, " k"]
     singular_values: Float[Tensor, " s"] | None
+    confidence: Float[Tensor, " n"] | None
     image_shape: tuple[int, int, int] | None
     """Channels, height, width, where the victim says so."""
     facts: dict[str, Any] = field(repr=False)
@@ -98,8 +99,9 @@ def read_reconstruction(folder: Path) -> Record:
     inputs = tensors["inputs"] if "inputs" in tensors else torch.zeros(0)
     plain = all(
         tensor.dtype == torch.float64 and bool(torch.isfinite(tensor).all())
-        for tensor in (inputs, tensors.get("singular_values", inputs))
+        for tensor in (inputs, tensors.get("singular_values", inputs), tensors.get("confidence", inputs))
     )
+    sure = tensors.get("confidence")
     if not plain or inputs.dim() != 2 or not inputs.numel() or float(inputs.abs().max()) > 1e150:
         raise FileError(f"expected finite `inputs` n×d in {folder / TENSORS}, got none; reconstruct again")
     return Record(
@@ -107,6 +109,7 @@ def read_reconstruction(folder: Path) -> Record:
         norms_identifiable=facts.get("norms_identifiable") is True,
         trace=tensors.get("trace", torch.zeros(0)),
         singular_values=tensors.get("singular_values"),
+        confidence=sure if sure is not None and sure.shape == inputs.shape[:1] else None,
         image_shape=_image_shape(facts.get("input_shape"), inputs.shape[1]),
         facts=facts,
     )

@@ -30,6 +30,7 @@ from recollect.solve.confidence import DOUBTFUL, doubtful, expected_errors
 from recollect.solve.respawn import costs, spawn
 from recollect.solve.signs import find_signs, sign_system
 from recollect.span import Endpoints, LastLayerSpan, Parity
+from recollect.threads import threads_for
 
 EXACT = 1e-20
 """A residual at the rounding of float64: nothing is left to explain."""
@@ -78,8 +79,10 @@ class Stages:
 
     def run(self, n: int | None) -> Found:
         """n None: as many points as the residual asks for."""
+        flops = self._span(Endpoints.FINAL, False).normal_flops(n or self.problem.r, self.problem.r)
         try:
-            self._all(n)
+            with threads_for(flops, self.problem.device):  # what is done between runs is no larger than a step
+                self._all(n)
         except (Interrupted, KeyboardInterrupt):
             if self._kept is None:
                 raise KeyboardInterrupt from None

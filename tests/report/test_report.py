@@ -39,7 +39,7 @@ def truth() -> Truth:
 
 
 def record(inputs: torch.Tensor) -> Record:
-    return Record(inputs, False, torch.logspace(0, -3, 50), torch.logspace(0, -9, 20), None, FACTS)
+    return Record(inputs, False, torch.logspace(0, -3, 50), torch.logspace(0, -9, 20), None, None, FACTS)
 
 
 def page_of(found: Record, truth: Truth | None) -> str:

@@ -28,6 +28,7 @@ class Pair:
     recovered: np.ndarray | None
     ssim: float | None = None
     psnr: float | None = None
+    confidence: float | None = None
 
 
 def render(record: Record, truth: Truth | None, score: Score | None) -> str:
@@ -43,6 +44,7 @@ def render(record: Record, truth: Truth | None, score: Score | None) -> str:
                 "error": pair.error,
                 "ssim": pair.ssim,
                 "psnr": pair.psnr,
+                "confidence": pair.confidence,
                 "true": None if pair.true is None else data_uri(pair.true),
                 "recovered": None if pair.recovered is None else data_uri(pair.recovered),
             }
@@ -63,11 +65,13 @@ def render(record: Record, truth: Truth | None, score: Score | None) -> str:
 
 
 def image_pairs(record: Record, truth: Truth | None, score: Score | None) -> list[Pair]:
-    """Image by image, best first; without truth, the recovered ones as they were found. Empty for non-images."""
+    """Image by image, best first; without truth, the recovered ones by confidence. Empty for non-images."""
     if truth is None or score is None:
         shape = record.image_shape or guess_shape(record.inputs.shape[1])
         images = [] if shape is None else list(stretch(record.inputs, shape))
-        return [Pair(k + 1, None, None, image) for k, image in enumerate(images)]
+        sure = [None] * len(images) if record.confidence is None else record.confidence.tolist()
+        pairs = [Pair(k + 1, None, None, image, confidence=sure[k]) for k, image in enumerate(images)]
+        return sorted(pairs, key=lambda pair: -(pair.confidence or 0.0))
     matching, space = score.matching, truth.pixel_space
     order = torch.argsort(matching.distances)
     i, j = matching.truth[order], matching.found[order]
@@ -94,9 +98,12 @@ def image_pairs(record: Record, truth: Truth | None, score: Score | None) -> lis
 def summary(record: Record, score: Score | None) -> str:
     """One sentence that claims no more than was seen."""
     if score is None:
+        held = (
+            "" if record.confidence is None else f" The weights hold {int((record.confidence >= 0.5).sum())} of them."
+        )
         return (
-            f"{len(record.inputs)} candidates were found. Without the training data nobody can say from this page "
-            "which of them are real: "
+            f"{len(record.inputs)} candidates were found.{held} Without the training data nobody can say from this "
+            "page which of them are real: "
             "compare them with your data, or give it with --truth."
         )
     n = len(score.errors)
