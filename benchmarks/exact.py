@@ -8,6 +8,7 @@
     python benchmarks/exact.py --part threshold --out results.jsonl
     python benchmarks/exact.py --part count --cifar cifar10.npz --out results.jsonl
     python benchmarks/exact.py --table results.jsonl
+    python benchmarks/exact.py --figure exact.png --table results.jsonl     (needs matplotlib)
 
 Each result is one line of JSON; what is in the file already is not run again, so a part may be cut short and resumed.
 `--solvers auto` leaves the baseline out, `--solvers gd` runs it alone. Needs torch, numpy, scipy and safetensors, and
@@ -199,6 +200,46 @@ def table(path: Path) -> None:
         print("| " + " | ".join(cells) + " |")
 
 
+def figure(path: Path, rows: list[Row]) -> None:
+    """Every seed of every task as a dot: auto beside gradient descent, ρ signed, with chance."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = {
+        ("synthetic", 10_000, 2, "", "float64"): "synthetic n=100, width 10,000",
+        ("features", 9000, 2, "relu", "float64"): "random features, ReLU, width 9,000",
+        ("features", 9000, 2, "relu+bias", "float64"): "random features, ReLU with bias",
+        ("features", 9000, 2, "tanh+bias", "float64"): "random features, tanh with bias",
+        ("cifar10-10", 1000, 2, "", "float64"): "CIFAR-10 n=10, width 1000, 2 layers",
+        ("cifar10-10", 1000, 3, "", "float64"): "CIFAR-10 n=10, width 1000, 3 layers",
+        ("cifar10-10", 1000, 5, "", "float64"): "CIFAR-10 n=10, width 1000, 5 layers",
+        ("cifar10-100", 4000, 2, "", "float64"): "CIFAR-10 n=100, width 4000, 2 layers",
+        ("cifar10-100", 8000, 2, "", "float64"): "CIFAR-10 n=100, width 8000, 2 layers",
+        ("cifar10-100", 6000, 3, "", "float64"): "CIFAR-10 n=100, width 6000, 3 layers",
+    }
+    shown, axes = pyplot.subplots(figsize=(9, 4.6), layout="constrained")
+    styles = {"gd": ("#c2571a", "o", "the paper's gradient descent, 10⁴ steps"), "auto": ("#1f6f8b", "D", "auto")}
+    for k, key in enumerate(names):
+        for row in rows:
+            if (row["task"], row["width"], row["depth"], row["features"], row["dtype"]) != key or not row["known_n"]:
+                continue
+            colour, marker, _ = styles[row["solver"]]
+            axes.plot(row["rho"], k, marker, color=colour, alpha=0.65, markersize=7, markeredgewidth=0)
+            axes.plot(row["chance_span"], k, "|", color="#777777", markersize=14)
+    for colour, marker, label in styles.values():
+        axes.plot([], [], marker, color=colour, label=label)
+    axes.plot([], [], "|", color="#777777", markersize=14, label="guessing in the span")
+    axes.set(xscale="log", xlabel="ρ: mean error over the norm, signs counted (one mark a training seed)")
+    axes.set_yticks(range(len(names)), names.values())
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    shown.legend(loc="outside upper center", ncols=3, frameon=False)
+    shown.savefig(path, dpi=150)
+
+
 def _spread(values: list[float]) -> str:
     return f"{statistics.median(values):.2g} ({min(values):.2g}–{max(values):.2g})"
 
@@ -214,10 +255,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", choices=["cpu", "cuda"])
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore", RecollectWarning)
     if options.table:
-        table(options.table)
+        if options.figure:
+            figure(options.figure, [json.loads(line) for line in options.table.read_text().splitlines()])
+        else:
+            table(options.table)
         return
     if options.part is None or options.out is None:
         parser.error("--part and --out are needed")
