@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.errors import OptionError
-from recollect.geometry import FreeRadius, Geometry, Sphere, random_start
+from recollect.geometry import FreeRadius, Geometry, SharedSubspace, Sphere, random_start
 
 
 @given(
@@ -33,6 +33,24 @@ def test_projection_and_tangent(n: int, r: int, radius: float, free: bool, seed:
         assert geometry.free_dimensions(r) == r - 1
     start = random_start(geometry, n, r, generator(seed))
     torch.testing.assert_close(start.norm(dim=1), torch.full((n,), radius, dtype=F64))
+
+
+@given(n=st.integers(2, 6), d=st.integers(2, 6), rank=st.integers(1, 3), free=st.booleans(), seed=st.integers(0, 99))
+def test_points_that_share_a_subspace(n: int, d: int, rank: int, free: bool, seed: int) -> None:
+    rank = min(rank, n, d)
+    inner: Geometry = FreeRadius(2.0) if free else Sphere(2.0)
+    geometry = SharedSubspace(inner, rank)
+    Z = geometry.project(torch.randn(n, d, generator=generator(seed), dtype=F64))
+    assert int((torch.linalg.svdvals(Z) > 1e-9).sum()) <= rank
+    torch.testing.assert_close(geometry.project(Z), Z)
+    torch.testing.assert_close(inner.project(Z), Z)
+    frame = geometry.frame(Z)
+    torch.testing.assert_close(frame.T @ frame, torch.eye(frame.shape[1], dtype=F64))
+    assert frame.shape[1] == n * rank + rank * (d - rank)
+    # Along the frame the rank stays, to first order: what the move leaves outside is quadratic in its length.
+    move = (frame @ torch.randn(frame.shape[1], generator=generator(seed + 1), dtype=F64)).reshape(n, d)
+    beyond = [float(torch.linalg.svdvals(Z + step * move)[rank:].norm()) for step in (1e-3, 1e-4)]
+    assert beyond[1] <= 0.02 * beyond[0] + 1e-10
 
 
 @pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf])

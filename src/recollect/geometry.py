@@ -106,8 +106,13 @@ class SharedSubspace:
     def frame(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "nr k"]:
         n = len(Z)
         P, _, Vh = torch.linalg.svd(Z, full_matrices=True)
-        P, U, rest = (part.contiguous() for part in (P[:, : self.rank], Vh[: self.rank].T, Vh[self.rank :].T))
-        return torch.cat([torch.kron(torch.eye(n).to(Z), U), torch.kron(P, rest)], dim=1)
+        P, U, rest = P[:, : self.rank], Vh[: self.rank].T, Vh[self.rank :].T
+        return torch.cat([_kron(torch.eye(n).to(Z), U), _kron(P, rest)], dim=1)
+
+
+def _kron(A: Tensor, B: Tensor) -> Tensor:
+    """A ⊗ B; torch.kron minds how its arguments lie in memory."""
+    return torch.einsum("ij,kl->ikjl", A, B).reshape(len(A) * len(B), -1)
 
 
 def random_start(geometry: Geometry, n: int, r: int, generator: torch.Generator) -> Float[Tensor, "n r"]:

@@ -34,7 +34,7 @@ class Basis:
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """Levenberg–Marquardt in stages (`stages.py`): θf, respawn, both endpoints, respawn, signs, out of the subspace.
+    """Levenberg–Marquardt in stages (`stages.py`): θf, respawn, both endpoints, turning Û, respawn, signs.
 
     Beyond the last layer, where there is no Levenberg–Marquardt yet, it is the paper's gradient descent.
     """

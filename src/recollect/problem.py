@@ -32,6 +32,9 @@ from recollect.span import (
 from recollect.subspace import Spectrum, check_basis, spectrum
 from recollect.victim import Victim
 
+_ALGORITHM = 2
+"""Raised when the same options no longer lead to the same points: what was saved before is then not gone on from."""
+
 
 class RecollectWarning(UserWarning):
     """Something the user should know before trusting a result."""
@@ -68,7 +71,8 @@ class Problem:
 
     @property
     def parity(self) -> Parity:
-        return parity(self.restricted.network, self.restricted.theta_f)
+        """Of the network itself: along a single direction every homogeneous one would look liftable."""
+        return parity(self.victim.network, self.victim.theta_f)
 
     @property
     def moving(self) -> bool:
@@ -89,17 +93,20 @@ class Problem:
             return DenseSpan(victim, names, device=device, dtype=dtype)
         return ImplicitSpan(victim, names, device=device, dtype=dtype)
 
-    def unknowns(self, n: int, families: int = 1) -> int:
+    def unknowns(self, n: int, span: Span | None = None) -> int:
         """Coordinates and coefficients of n points."""
-        return n * (self.geometry.free_dimensions(self.r) + families * self.victim.c)
+        if isinstance(span, LastLayerSpan):
+            return span.unknowns(n, self.r, self.geometry)
+        return n * (self.geometry.free_dimensions(self.r) + self.victim.c)
 
     @property
     def equations(self) -> int:
         return sum(self.restricted.theta_f[name].numel() for name in self.victim.select(self.attack.parameters))
 
-    def most_points(self, families: int = 1) -> int:
+    def most_points(self, span: LastLayerSpan) -> int:
         """The largest n with no more unknowns than equations."""
-        return self.equations // self.unknowns(1, families)
+        fixed = self.unknowns(0, span)
+        return max(0, self.equations - fixed) // max(1, self.unknowns(1, span) - fixed)
 
     def check(self, n: int) -> tuple[str, ...]:
         """Doubts that counting raises about n points; an error where any points would do."""
@@ -118,7 +125,7 @@ class Problem:
             f"{equations} equations for {unknowns} unknowns: exact recovery is impossible by counting; "
             "use more --parameters or a lower --rank, and do not trust a small loss"
         )
-        warnings.warn(doubt, RecollectWarning, stacklevel=4)
+        warnings.warn(doubt, RecollectWarning, stacklevel=3)
         return (doubt,)
 
     def fingerprint(self, n: int | None, seed: int) -> str:
@@ -127,7 +134,9 @@ class Problem:
         if attack.restarts == 1 and isinstance(solver, GradientDescent):
             solver = replace(solver, iterations=1)
         options = replace(attack, space=FullSpace(), solver=solver)
-        facts = f"{self.victim.network.identity} {options} {n} {seed} {self.device.type} {torch.__version__}"
+        facts = (
+            f"{_ALGORITHM} {self.victim.network.identity} {options} {n} {seed} {self.device.type} {torch.__version__}"
+        )
         content = hashlib.sha256(facts.encode())
         tensors = [*(self.victim.theta_0 or {}).items(), *self.victim.theta_f.items()]
         for name, tensor in [*tensors, *([] if self.U is None else [("U", self.U)])]:
@@ -152,10 +161,9 @@ def _basis(victim: Victim, space: FullSpace | Subspace | Basis) -> tuple[Tensor 
 
 def _geometry(victim: Victim, norm: float | str | None) -> Geometry:
     radius = math.sqrt(victim.d)
-    if norm is None:
-        return Sphere(radius) if victim.network.homogeneous else FreeRadius(radius)
-    if isinstance(norm, str):
-        if norm != "free":
-            raise OptionError(f"expected --norm sqrt-d, free or a number, got {norm!r}; choose one of those")
-        return FreeRadius(radius)
-    return Sphere(float(norm))
+    if isinstance(norm, str) and norm != "free":
+        raise OptionError(f"expected --norm sqrt-d, free or a number, got {norm!r}; choose one of those")
+    if isinstance(norm, float | int):
+        return Sphere(float(norm))
+    # Where norms do not show, a free one would be a direction in which nothing holds a point.
+    return Sphere(radius) if victim.network.homogeneous else FreeRadius(radius)

@@ -127,7 +127,6 @@ def _result(
             f"the spectrum of ΔW1 shows no gap; all {found.rank} directions above rounding were used unless --rank "
             "was given"
         )
-    families = span.rows.families if isinstance(span, LastLayerSpan) else 1
     sure = None
     if exact and isinstance(span, LastLayerSpan):
         sure = confidence(expected_errors(span, problem.geometry, best.Z, jitter)).cpu().double()
@@ -143,7 +142,7 @@ def _result(
         rank=restricted.d,
         norms_identifiable=isinstance(problem.geometry, FreeRadius) and not victim.network.homogeneous,
         equations=span.equations,
-        unknowns=problem.unknowns(len(Z), families),
+        unknowns=problem.unknowns(len(Z), span),
         step_size=step_size,
         span=span.name,
         resumed_at=resumed_at,

@@ -7,6 +7,7 @@ that was interrupted goes on from its last saved state, and the rest happens as 
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -17,7 +18,7 @@ from recollect.geometry import Geometry
 from recollect.progress import Progress, Report
 from recollect.result import Checkpoint, Saved
 from recollect.shapes import Float, Tensor
-from recollect.solve import Outcome, Run, Solver, minimise, start
+from recollect.solve import JITTERS, Outcome, Run, Solver, Status, minimise, start
 from recollect.span import Span
 
 _SAVE_SECONDS = 5.0
@@ -85,7 +86,7 @@ class Search:
         if saved is None or k >= len(saved.outcomes):
             return None
         kept = saved.outcomes[k]
-        if (kept.Z.shape, kept.Z.dtype) != (fresh.best_Z.shape, fresh.best_Z.dtype):
+        if not _sound(kept, fresh):
             self._saved = None
             return None
         self.resumed_at += kept.iterations
@@ -109,6 +110,22 @@ class Search:
         self._pending, self._written = None, time.perf_counter()
 
 
+def _sound(kept: Outcome, fresh: Run) -> bool:
+    """Whether a saved outcome is one that this run could have had; the file may come from anywhere."""
+    numbers = (kept.loss, kept.seconds, kept.jitter)
+    return (
+        (kept.Z.shape, kept.Z.dtype) == (fresh.best_Z.shape, fresh.best_Z.dtype)
+        and bool(torch.isfinite(kept.Z).all())
+        and kept.trace.dim() == 1
+        and kept.trace.dtype == torch.float64
+        and all(isinstance(number, float) and math.isfinite(number) and number >= 0 for number in numbers)
+        and kept.jitter in JITTERS
+        and isinstance(kept.iterations, int)
+        and 0 <= kept.iterations == len(kept.trace)
+        and kept.status is not Status.INTERRUPTED
+    )
+
+
 def _fits(saved: Run, fresh: Run) -> bool:
     """Whether a saved run has the form of a fresh one and has not gone further than is asked for now."""
     tensors, expected = saved.tensors(), fresh.tensors()
@@ -118,4 +135,8 @@ def _fits(saved: Run, fresh: Run) -> bool:
     )
     if not alike or tensors["trace"].dim() != 1:
         return False
-    return 0 <= int(saved.iteration) <= min(len(saved.trace), len(fresh.trace)) and int(saved.rung) >= 0
+    return (
+        0 <= int(saved.iteration) <= min(len(saved.trace), len(fresh.trace))
+        and int(saved.rung) >= 0
+        and all(bool(torch.isfinite(tensor).all()) for tensor in (saved.best_Z, *saved.state.values()))
+    )

@@ -8,7 +8,7 @@
    and it turns with them.
 6. Signs, and a last descent with everything in place.
 
-Nothing here knows the data; a stage is kept if it lowers the loss.
+Nothing here knows the data. Respawns and turns are kept only if they lower the loss.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from recollect.geometry import Geometry, SharedSubspace, random_start
+from recollect.memory import total_memory
 from recollect.options import Auto
 from recollect.problem import Problem
 from recollect.result import Stage
@@ -93,12 +94,17 @@ class Stages:
     def _all(self, n: int | None) -> None:
         problem, attack = self.problem, self.problem.attack
         parity, moving = problem.parity, problem.moving
-        lifted = parity is Parity.LINEAR
         endpoints = attack.endpoints or (Endpoints.BOTH if moving else Endpoints.FINAL)
         if endpoints is Endpoints.BOTH and not moving:
             endpoints = Endpoints.FINAL
             self.notes += ("training did not move the features: both endpoints are one",)
         one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
+        # A span with more unknowns than equations explains anything by any points: rather less is asked of it.
+        least = 1 if n is None else n
+        lifted = parity is Parity.LINEAR and self._counts(least, self._span(one, True))
+        if endpoints is Endpoints.BOTH and not self._counts(least, self._span(endpoints, lifted)):
+            endpoints = one
+            self._note("too few equations for the coefficients of both endpoints: features at θf alone were used")
         if n is None:
             both = self._span(endpoints, lifted) if endpoints is Endpoints.BOTH else None
             self._count(self._span(one, lifted), both)
@@ -114,8 +120,9 @@ class Stages:
             self._turn_subspace()  # the points that were wrong had held it back
         if lifted:
             self._settle_signs(endpoints)
-        elif parity is Parity.ODD:
-            self._signs_open("the network's features are odd, h(−x) = −h(x): a point and its negative explain the same")
+        elif parity is not Parity.NONE:
+            few = "too few equations to lift the signs: some points may be stuck on the wrong side"
+            self._signs_open(few if parity is Parity.LINEAR else parity.value)
 
     # What the rest looks at.
 
@@ -138,6 +145,9 @@ class Stages:
         assert isinstance(span, LastLayerSpan)  # what `Auto` is for
         return span
 
+    def _counts(self, n: int, span: LastLayerSpan) -> bool:
+        return self.problem.unknowns(n, span) <= self.problem.equations
+
     # One stage each.
 
     def _start(self, n: int, span: LastLayerSpan) -> None:
@@ -146,8 +156,9 @@ class Stages:
         for restart in range(attack.restarts):
             Z = random_start(geometry, n, self.problem.r, stream(f"start {restart}", self._seed))
             outcome = self._descend("random start", span, Z.to(self.problem.device, self.problem.dtype))
-            best = outcome if best is None or outcome.loss < best.loss else best
-            self._keep(span, best)
+            if best is None or outcome.loss < best.loss:
+                best = outcome
+                self._keep(span, best)
             self._tell(f"random start {restart + 1}", outcome)
             if best.loss <= EXACT:
                 break
@@ -155,7 +166,7 @@ class Stages:
     def _count(self, one: LastLayerSpan, both: LastLayerSpan | None) -> None:
         """Grow until more points explain little more, then drop those that are not needed; grow on if none was."""
         problem = self.problem
-        most = max(1, problem.most_points(one.rows.families if both is None else both.rows.families))
+        most = max(1, problem.most_points(both or one))
         n = min(most, problem.r if problem.U is not None else 2)
         Z = random_start(problem.geometry, n, problem.r, stream("start 0", self._seed))
         outcome = self._descend("growing", one, Z.to(problem.device, problem.dtype))
@@ -164,13 +175,15 @@ class Stages:
         generator = stream("grow", self._seed)
         while True:
             self._grow(one, most, generator)
-            grown = self._kept
+            grown, full = self._kept, len(self.Z) >= most or self.outcome.loss <= EXACT
             if both is not None:
                 self._switch("both endpoints", both)
             jump, above = self._prune()
-            if math.isfinite(jump) or len(self.Z) >= most or self.outcome.loss <= EXACT:
+            if math.isfinite(jump):
                 break
             self._kept = grown
+            if full:
+                break
         n = len(self.Z)
         if math.isnan(jump):
             self.notes += (f"n = {n} is a guess: no number of points stands out in the residual; give --n",)
@@ -218,11 +231,16 @@ class Stages:
             else:
                 break
         self._tell(f"pruned to {len(self.Z)} points", replace(self.outcome, iterations=iterations, seconds=seconds))
+        if len(self.Z) == 1:
+            rise = 1 / max(self.outcome.loss, EXACT)  # without any point nothing is explained
         return (rise if rise >= _JUMP else math.nan), above
 
     def _switch(self, name: str, span: LastLayerSpan) -> None:
         """Go on from the same points with another span."""
         outcome = self._descend(name, span, self.Z)
+        if not math.isfinite(outcome.loss):
+            self._note(f"{name}: {outcome.status.value}")
+            return
         self._keep(span, outcome)
         self._tell(name, outcome)
 
@@ -271,13 +289,14 @@ class Stages:
         """Û tilted by rounding: descend in R^d among points that share some r-dimensional subspace, whichever it is."""
         problem, span, before = self.problem, self.span, self.outcome
         found, n, r, d = problem.spectrum, len(self.Z), problem.r, problem.victim.d
-        if found is None or found.gap > _CLEAR_GAP or r == d or before.loss <= EXACT:
+        if found is None or found.gap > _CLEAR_GAP or r == d or n < r or before.loss <= EXACT:
             return
-        unknowns = problem.unknowns(n, span.rows.families) + r * (d - r)
-        if unknowns > problem.equations or not span.dense(n, d):
+        frame = 8 * (n * d) * (n * r + r * (d - r))
+        fits = span.dense(n, d) and 8 * frame <= total_memory(problem.device)
+        if problem.unknowns(n, span) + r * (d - r) > problem.equations or not fits:
             self._note(
-                "rounding in training tilts the subspace of ΔW1, and there are too few equations (or too many "
-                "coordinates) to turn it: its tilt limits the accuracy"
+                "the spectrum of ΔW1 has no clear gap: rounding in training may have tilted the subspace, and there "
+                "are too few equations (or too many coordinates) to turn it; that limits the accuracy"
             )
             return
         shared = SharedSubspace(problem.geometry, r)
@@ -299,9 +318,9 @@ class Stages:
 
         def explains(values: Tensor) -> bool:
             loss = plain.fit(values.to(before.Z)[:, None] * before.Z, gradient=False, jitter=self._jitter).loss
-            return float(loss) < max(_AS_GOOD * before.loss, EXACT)
+            return float(loss) < max(min(_AS_GOOD * before.loss, 0.1), EXACT)
 
-        spare = lifted.equations - self.problem.unknowns(len(before.Z), lifted.rows.families)
+        spare = lifted.equations - self.problem.unknowns(len(before.Z), lifted)
         signs = find_signs(M, t, math.sqrt(before.loss / max(spare, 1)), explains)
         signed = signs.values.to(before.Z)[:, None] * before.Z
         if not signs.settled:
@@ -313,8 +332,9 @@ class Stages:
         self._tell(signs.how, outcome)
 
     def _signs_open(self, why: str) -> None:
-        self._keep(self.span, replace(self.outcome, status=Status.SIGNS))
-        self.notes += (f"the points are found up to sign: {why}",)
+        if self.outcome.status in (Status.CONVERGED, Status.STATIONARY):
+            self._keep(self.span, replace(self.outcome, status=Status.SIGNS))
+        self._note(f"signs are not settled: {why}")
 
     # How it is done.
 

@@ -52,6 +52,21 @@ def test_nothing_is_settled_that_chance_could_have_made_or_the_residual_denies()
     assert not find_signs(few, t, 0.01, lambda values: True).settled
 
 
+@pytest.mark.parametrize(("n", "equations", "size"), [(10, 16, 1.0), (10, 30, 0.3), (6, 40, 0.3)])
+def test_the_best_of_all_signs_for_noise_is_not_certain(n: int, equations: int, size: float) -> None:
+    """Of all 2ⁿ choices the one that fits pure noise best: it may be called certain once in a thousand."""
+    choices = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=F64)] * n)
+    certain = 0
+    for seed in range(60):
+        M = torch.randn(equations, n, generator=generator(seed), dtype=F64)
+        t = size * n**0.5 * torch.randn(equations, generator=generator(seed + 500), dtype=F64)
+        best = choices[(choices @ M.T - t).square().sum(1).argmin()]
+        certain += signs_file._log_accidents(M, t, best) < signs_file._CERTAIN
+    assert certain <= 1
+    nothing = torch.zeros(4, 3, dtype=F64)
+    assert not find_signs(nothing, nothing[:, 0], 1e-6, lambda values: True).settled
+
+
 def test_without_flint_the_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signs_file, "find_spec", lambda name: None)
     M, t, _ = planted(30, 12, 1e-6, 0)

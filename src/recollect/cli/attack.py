@@ -220,7 +220,7 @@ def reconstruct(
     )
     terminal.say(f"{found.status.value}.")
     if found.confidence is not None:
-        terminal.say(_tell_confidence(found.confidence))
+        terminal.say(_tell_confidence(found.confidence, up_to_sign=found.status is Status.SIGNS))
     for sentence in found.notes:
         terminal.say(f"· {sentence}")
     terminal.say(f"Written to {out}. See: recollect report {out}")
@@ -242,10 +242,11 @@ def _solver(
     return LevenbergMarquardt(**options) if name == "lm" else Auto(**options)
 
 
-def _tell_confidence(confidence: torch.Tensor) -> str:
+def _tell_confidence(confidence: torch.Tensor, *, up_to_sign: bool) -> str:
     doubtful = int((confidence < 0.5).sum())
     if not doubtful:
-        return f"The weights hold every point; the least confidence is {float(confidence.min()):.2g}."
+        but = ", up to its sign" if up_to_sign else ""
+        return f"The weights hold every point{but}; the least confidence is {float(confidence.min()):.2g}."
     return f"{doubtful} of {len(confidence)} points are doubtful (confidence below 0.5): do not trust those."
 
 

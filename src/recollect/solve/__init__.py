@@ -2,9 +2,10 @@
 
 from recollect.solve.gradient_descent import GradientDescent, paper_step
 from recollect.solve.levenberg_marquardt import LevenbergMarquardt
-from recollect.solve.loop import Outcome, Run, Solver, Status, minimise, start
+from recollect.solve.loop import JITTERS, Outcome, Run, Solver, Status, minimise, start
 
 __all__ = [
+    "JITTERS",
     "GradientDescent",
     "LevenbergMarquardt",
     "Outcome",

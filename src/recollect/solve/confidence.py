@@ -7,6 +7,8 @@ holds has a large ê whatever the residual is made of, and in a run that is stuc
 
 from __future__ import annotations
 
+import torch
+
 from recollect.geometry import Geometry
 from recollect.shapes import Bool, Float, Tensor
 from recollect.span import LastLayerSpan
@@ -22,8 +24,10 @@ def expected_errors(
 ) -> Float[Tensor, " n"]:
     fit, normal = span.linearise(Z, geometry, jitter)
     n, r = Z.shape
-    spare = span.equations - n * geometry.free_dimensions(r) - span.coefficients(n)
-    variance = fit.loss / max(spare, 1) * normal.variances().clamp_min(0)
+    spare = span.equations - span.unknowns(n, r, geometry)
+    if spare <= 0:  # any points explain as much: nothing can be said of these
+        return torch.full((n,), 1e6, dtype=Z.dtype, device=Z.device)
+    variance = fit.loss / spare * normal.variances().clamp_min(0)
     norms = Z.norm(dim=1)
     usual = norms.median()
     errors: Tensor = (variance.sqrt() / usual.clamp_min(1e-300)).nan_to_num(1e6, 1e6)

@@ -16,7 +16,9 @@ from recollect.shapes import Float, Tensor
 from recollect.solve.loop import State
 from recollect.span import Fit, LastLayerSpan, Span
 
-_TRIES = 12
+_TRIES = 20
+_LEAST = 1e-8
+"""Below this λ is as good as zero; it must find its way back up within the tries."""
 _AT_REST = 3
 
 
@@ -63,7 +65,7 @@ class LevenbergMarquardt:
             trial = geometry.project(Z + normal.step(damping))
             loss = float(span.fit(trial, gradient=False, jitter=jitter).loss)
             if loss < before:
-                Z, damping, after = trial, max(damping / 5, 1e-15), loss
+                Z, damping, after = trial, max(damping / 5, _LEAST), loss
                 break
             damping *= 4
         rest = rest + 1 if before - after < self.settled * before else 0

@@ -42,8 +42,8 @@ class Status(Enum):
     """How a run ended. The value is the message."""
 
     CONVERGED = "converged: the residual reached the tolerance"
-    STATIONARY = "converged: no step lowers the residual any further"
-    SIGNS = "points found up to sign: the signs are not settled; the notes say why"
+    STATIONARY = "converged: the residual has levelled off"
+    SIGNS = "signs not settled: any point may be the negative of what it stands for; the notes say why"
     ITERATIONS = (
         "ran all its iterations; the best point found is kept: "
         "raise --iterations or --restarts if the loss was still falling"

@@ -53,7 +53,7 @@ def spawn(
     drawn = random_start(geometry, _DRAWS, Z.shape[1], generator).to(Z)
     with torch.no_grad():
         gain = torch.cat([gains(span, explained, some) for some in torch.split(drawn, _CHUNK)])
-    new = drawn[gain.topk(max(16, 4 * count)).indices]
+    new = drawn[gain.topk(min(_DRAWS, max(16, 4 * count))).indices]
     for k in range(_ASCENT):
         new = new.detach().requires_grad_()
         (slope,) = torch.autograd.grad(gains(span, explained, new).sum(), new)

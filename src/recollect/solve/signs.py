@@ -28,6 +28,8 @@ from recollect.shapes import Float, Tensor
 from recollect.span import Explained, LastLayerSpan
 
 _CERTAIN = math.log(1e-3)
+_MOST = 300
+"""LLL takes a second for 100 points and a quarter of a minute for 200."""
 _DIGITS = (3, 4, 5, 6, 7)
 """To how many digits the entries of the lattice are kept, those nearest to what the noise leaves tried first."""
 
@@ -78,15 +80,18 @@ def find_signs(
 
     if settled(values):
         return Signs(values, True, "signs by least squares")
+    entry = float(M.norm(dim=1).max()) / math.sqrt(n)
+    known = math.log10(max(entry, 1e-300) / max(noise, 1e-300))
+    if known < 1 or n > _MOST:
+        why = f"{n} are too many for lattice reduction" if n > _MOST else "the points are not exact enough"
+        return Signs(values, False, f"{len(t)} equations do not determine {n} signs by themselves, and {why}")
     if find_spec("flint") is None:
         return Signs(
             values,
             False,
             f"{n} signs from {len(t)} equations need lattice reduction, and python-flint is not installed: install it",
         )
-    entry = float(M.norm(dim=1).max()) / math.sqrt(n)
-    known = math.log10(max(entry, 1e-300) / max(noise, 1e-300))
-    for digits in sorted(_DIGITS, key=lambda digits: abs(digits - known)):
+    for digits in sorted((digits for digits in _DIGITS if digits < known + 2), key=lambda digits: abs(digits - known)):
         found = _lattice(M, t, digits)
         if found is not None and settled(found):
             return Signs(found, True, f"signs by LLL, equations known to {digits} digits")
@@ -98,12 +103,17 @@ def find_signs(
 def _log_accidents(M: Tensor, t: Tensor, s: Tensor) -> float:
     """The logarithm of how many of the 2ⁿ choices of signs would fit as well by chance.
 
-    For random signs equation j is off by about N(0, σ_j²), σ_j the norm of M's row.
+    For random signs equation j is off by about N(0, σ_j²), σ_j the norm of M's row; all e of them together are within
+    the ball of radius ε√e, ε the root mean square of what is left, with a probability of about
+    Π_j min(1, g ε/(√(2π) σ_j)), where gᵉ is the volume of the ball of radius √e in e dimensions.
     """
-    residual = (M @ s - t).abs()
-    epsilon = float(residual.square().mean().sqrt())
+    e = len(t)
+    epsilon = float((M @ s - t).square().mean().sqrt())
     sigma = M.norm(dim=1)
-    chance = (2 * epsilon / (math.sqrt(2 * math.pi) * sigma.clamp_min(1e-300))).clamp(1e-300, 1.0)
+    g = math.exp((e / 2 * math.log(math.pi * e) - math.lgamma(e / 2 + 1)) / e)
+    rounding = 1e-13 * float(sigma.max())  # an equation without content says nothing
+    chance = (g * epsilon / (math.sqrt(2 * math.pi) * sigma.clamp_min(1e-300))).clamp(1e-300, 1.0)
+    chance = torch.where(sigma > rounding, chance, 1.0)
     return M.shape[1] * math.log(2) + float(chance.log().sum())
 
 

@@ -76,15 +76,10 @@ class LastLayerSpan:
     def equations(self) -> int:
         return self._weights.equations
 
-    @property
-    def length(self) -> float:
-        """‖ΔW_L‖, by which coefficients are multiplied back."""
-        return self._weights.length
-
-    def coefficients(self, n: int) -> int:
-        """How many linear unknowns n points bring along."""
+    def unknowns(self, n: int, r: int, geometry: Geometry) -> int:
+        """Coordinates of n points, their coefficients, and those of the rows that belong to none."""
         fixed = 0 if self.rows.fixed is None else len(self.rows.fixed)
-        return (self.rows.families * n + fixed) * self.delta.shape[0]
+        return n * geometry.free_dimensions(r) + (self.rows.families * n + fixed) * self.delta.shape[0]
 
     def flops(self, n: int) -> float:
         c, p = self.delta.shape
@@ -117,16 +112,12 @@ class LastLayerSpan:
         if gradient:
             # ∂⟨C, A(Z)Rᵀ⟩/∂T_k = C_k R.
             (slope,) = torch.autograd.grad(T, Z, (-2 * C) @ explained.R)
-        return Fit(self.loss(explained), self._weights.length * self.total(C), slope)
+        return Fit(self.loss(explained), self._weights.length * C[0], slope)
 
     def _owned(self, explained: Explained, n: int) -> Float[Tensor, "k n c"]:
-        """The coefficients of the rows that belong to points."""
+        """The coefficients of the rows that belong to points; the first family's are α, or α + β with both ends."""
         k = self.rows.families
         return explained.C[: k * n].reshape(k, n, -1)
-
-    def total(self, C: Float[Tensor, "k n c"]) -> Float[Tensor, "n c"]:
-        """α + β: what multiplies the mean of both ends."""
-        return C[0]
 
     def linearise(
         self, Z: Float[Tensor, "n r"], geometry: Geometry, jitter: Float[Tensor, ""] | None = None
@@ -137,7 +128,7 @@ class LastLayerSpan:
         C = self._owned(explained, len(Z))
         barred = torch.nn.functional.normalize(Z - geometry.tangent(Z, Z), dim=1)
         form = self._dense_normal if self.dense(*Z.shape) else self._implicit_normal
-        fit = Fit(self.loss(explained), self._weights.length * self.total(C), None)
+        fit = Fit(self.loss(explained), self._weights.length * C[0], None)
         return fit, form(Z, geometry, explained, C, barred)
 
     def dense(self, n: int, r: int) -> bool:

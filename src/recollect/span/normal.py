@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -67,13 +68,17 @@ class DenseNormal:
         return cls(N, -torch.einsum("kpnr,knp->nr", F, C @ R), barred, frame)
 
     def step(self, damping: float) -> Float[Tensor, "n r"]:
-        T = self.frame
-        N = self.N.clone() if T is None else T.T @ (self.N @ T)
-        g = self.gradient.reshape(-1, 1) if T is None else T.T @ self.gradient.reshape(-1, 1)
+        N, g = (part.clone() for part in self._reduced)
         N.diagonal().add_(damping * self.N.diagonal().mean())
         factor, info = torch.linalg.cholesky_ex(N)
         s = torch.where(info == 0, torch.cholesky_solve(-g, factor), torch.nan)
-        return (s if T is None else T @ s).reshape(self.gradient.shape)
+        return (s if self.frame is None else self.frame @ s).reshape(self.gradient.shape)
+
+    @cached_property
+    def _reduced(self) -> tuple[Tensor, Tensor]:
+        """JᵀJ and g in the frame: the same for every damping that is tried."""
+        N, g, T = self.N, self.gradient.reshape(-1, 1), self.frame
+        return (N, g) if T is None else (T.T @ (N @ T), T.T @ g)
 
     def variances(self) -> Float[Tensor, " n"]:
         n, r = self.gradient.shape

@@ -38,6 +38,7 @@ class Parity(Enum):
 
     NONE = "the sign of a point shows"
     LINEAR = "the odd part is linear: signs hide in the sum of all points"
+    EVEN = "h(−x) = h(x): a point and its negative explain the same"
     ODD = "h(−x) = −h(x): a point and its negative explain the same"
 
 
@@ -55,10 +56,9 @@ class Rows:
                 "another; its signs need no lifting"
             )
         self._network, self._thetas, self._lifted = network, thetas, lifted
-        self._mix = torch.tensor([[1.0]] if len(thetas) == 1 else [[0.5, 0.5], [1.0, -1.0]], dtype=dtype, device=device)
         self._bias = network.last.bias is not None
         self.families = len(thetas)
-        self.fixed = self._linear_parts() if lifted else None
+        self.fixed = self._linear_parts(device, dtype) if lifted else None
 
     def __call__(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "k n p"]:
         H = torch.stack([self._features(theta, Z) for theta in self._thetas])
@@ -86,9 +86,9 @@ class Rows:
         J = self._network.jacobian(theta, Z)
         return (J - self._network.jacobian(theta, -Z)) / 2 if self._lifted else J
 
-    def _linear_parts(self) -> Float[Tensor, "q p"]:
+    def _linear_parts(self, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "q p"]:
         """The odd parts at the unit vectors, at each end: all that a sum of odd parts can be."""
-        E = torch.eye(self._network.d, dtype=self._mix.dtype, device=self._mix.device)
+        E = torch.eye(self._network.d, dtype=dtype, device=device)
         odd = torch.stack(
             [(self._network.features(theta, E) - self._network.features(theta, -E)) / 2 for theta in self._thetas]
         )
@@ -104,7 +104,7 @@ def moving(victim: Victim) -> bool:
     return any(
         not torch.equal(tensor, victim.theta_0[name])
         for name, tensor in victim.theta_f.items()
-        if name not in victim.network.last.names
+        if name not in victim.network.last.names and tensor.is_floating_point()
     )
 
 
@@ -120,12 +120,14 @@ def parity(network: Network, theta: Theta) -> Parity:
     small = 100 * torch.finfo(plus.dtype).eps * float(plus.abs().max())
     if float(even.abs().max()) <= small:
         return Parity.ODD
+    if float(odd.abs().max()) <= small:
+        return Parity.EVEN
     linear = torch.stack([odd[4] - odd[0] - odd[1], odd[5] - odd[2] + odd[3]])
     return Parity.LINEAR if float(linear.abs().max()) <= small else Parity.NONE
 
 
 def _ends(victim: Victim, endpoints: Endpoints) -> list[Theta]:
-    if endpoints is Endpoints.FINAL or victim.theta_0 is None:
+    if endpoints is Endpoints.FINAL or victim.theta_0 is None:  # `Weights` has asked for θ0 already
         return [victim.theta_f]
     if endpoints is Endpoints.INITIAL:
         return [victim.theta_0]
