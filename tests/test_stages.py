@@ -266,8 +266,8 @@ def test_forged_outcomes_are_not_believed(trained: tuple[Victim, Dataset]) -> No
     first = saved.outcomes[0]
     for lie in (
         replace(first, Z=first.Z * torch.nan),
-        replace(first, loss="0"),
-        replace(first, iterations=None),
+        replace(first, loss=-1.0),
+        replace(first, iterations=first.iterations + 1),
         replace(first, trace=torch.ones(2, 2)),
         replace(first, status=Status.INTERRUPTED),
         replace(first, jitter=0.5),
