@@ -268,7 +268,7 @@ def test_forged_outcomes_are_not_believed(trained: tuple[Victim, Dataset]) -> No
         replace(first, Z=first.Z * torch.nan),
         replace(first, loss=-1.0),
         replace(first, iterations=first.iterations + 1),
-        replace(first, trace=torch.ones(2, 2)),
+        replace(first, trace=torch.ones(3)),
         replace(first, status=Status.INTERRUPTED),
         replace(first, jitter=0.5),
     ):
