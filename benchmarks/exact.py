@@ -186,18 +186,30 @@ def table(path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        shape = (row["task"], row["n"], row["width"], row["depth"], row["features"], row["dtype"])
-        groups.setdefault((*shape, row["known_n"], row["solver"]), []).append(row)
+        where = "H200" if "H200" in row["machine"] else row["machine"]
+        shape = (row["task"], row["n"], row["width"], row["depth"], row["features"] or "–", row["dtype"])
+        groups.setdefault((*shape, "given" if row["known_n"] else "auto", row["solver"], where), []).append(row)
     print(
-        "| task | n | width | L | features | victim | n given | solver | ρ signed: median (range) | up to sign | ",
+        "| task | n | width | L | random features | victim | `--n` | solver | machine | ρ signed: median (range) | ",
         end="",
     )
-    print("recovered | seconds: median (range) | seeds |\n|" + "---|" * 13)
-    for key, found in groups.items():
+    print("ρ up to sign | recovered | n found | seconds | seeds |\n|" + "---|" * 15)
+    for key in sorted(groups, key=str):
+        found = groups[key]
         rho, up, seconds = ([row[name] for row in found] for name in ("rho", "rho_up_to_sign", "seconds"))
         share = statistics.median(row["recovered"] for row in found)
-        cells = [*map(str, key), _spread(rho), _spread(up), f"{share:.0%}", _spread(seconds), str(len(found))]
+        right = sum(row["n_found"] == row["n"] for row in found)
+        counted = f"{right} of {len(found)}" if key[6] == "auto" else "–"
+        cells = [*map(str, key), _spread(rho), _spread(up), f"{share:.0%}", counted, _spread(seconds), str(len(found))]
         print("| " + " | ".join(cells) + " |")
+    stuck = [row for row in rows if row["spearman"] is not None and row.get("wrong", 0) >= 0.2]
+    if stuck:
+        some = [row["spearman"] for row in stuck if row["wrong"] < 1]
+        print(
+            f"\nConfidence against errors, runs with a fifth or more of the points wrong: Spearman "
+            f"{_spread([row['spearman'] for row in stuck])} over {len(stuck)} runs; {_spread(some)} over the "
+            f"{len(some)} of them that had any point right."
+        )
 
 
 def figure(path: Path, rows: list[Row]) -> None:

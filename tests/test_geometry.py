@@ -53,7 +53,7 @@ def test_points_that_share_a_subspace(n: int, d: int, rank: int, free: bool, see
     assert beyond[1] <= 0.02 * beyond[0] + 1e-10
 
 
-@pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf, 1e200, 1e-200])
 def test_absurd_radii_are_refused(radius: float) -> None:
     with pytest.raises(OptionError, match="positive"):
         Sphere(radius)

@@ -11,7 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from recollect import Auto, Basis, Endpoints, FullSpace, LevenbergMarquardt, Projection, Status, Victim, reconstruct
+from recollect import (
+    Auto,
+    Basis,
+    Endpoints,
+    FullSpace,
+    LevenbergMarquardt,
+    Projection,
+    Status,
+    Subspace,
+    Victim,
+    reconstruct,
+)
 from recollect.data import Dataset, synthetic
 from recollect.errors import VictimError
 from recollect.geometry import Sphere
@@ -240,7 +251,8 @@ def test_confidence_ranks_the_errors_of_a_run_that_is_stuck() -> None:
 
     assert float((truth / 8**0.5 > 0.1).double().mean()) >= 0.2
     assert spearmanr(errors, truth).statistic >= 0.5
-    sure = confidence_file.confidence(errors)
+    sure = confidence_file.confidence(span, geometry, state["Z"])
+    assert spearmanr(sure, -truth).statistic >= 0.5
     assert ((sure >= 0) & (sure <= 1)).all()
 
 
@@ -276,6 +288,21 @@ def test_forged_outcomes_are_not_believed(trained: tuple[Victim, Dataset]) -> No
         again = reconstruct(victim, 10, checkpoint=memory)
         assert again.resumed_at == 0
         assert torch.equal(again.inputs, straight.inputs)
+
+
+def test_a_shuffled_change_holds_nothing() -> None:
+    """Many equations to spare, and a change of the last layer that belongs to no data: firmly held, and still wrong."""
+    victim, _ = network_on_synthetic(width=1500)
+    assert victim.theta_0 is not None
+    order = torch.randperm(1500, generator=generator(3))
+    last = "layers.1.weight"
+    change = (victim.theta_f[last] - victim.theta_0[last])[:, order]
+    shuffled = Victim(victim.network, victim.theta_0, {**victim.theta_f, last: victim.theta_0[last] + change})
+    for attack in (Projection(), Projection(space=Subspace(rank=1))):
+        found = reconstruct(shuffled, 4, attack)
+        assert found.loss > 0.1
+        assert found.confidence is not None
+        assert float(found.confidence.max()) < 0.5
 
 
 @pytest.mark.parametrize("n", [3, None])

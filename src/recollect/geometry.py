@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -122,5 +121,5 @@ def random_start(geometry: Geometry, n: int, r: int, generator: torch.Generator)
 
 
 def _check_radius(radius: float) -> None:
-    if not (math.isfinite(radius) and radius > 0):
+    if not 1e-60 <= radius <= 1e60:  # also false for NaN; its square and the features' must stay finite
         raise OptionError(f"expected --norm of a positive number, got {radius}; use sqrt-d, free, or a positive number")

@@ -22,7 +22,7 @@ from recollect.search import Search
 from recollect.seeds import stream
 from recollect.shapes import Tensor
 from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, paper_step
-from recollect.solve.confidence import confidence, expected_errors
+from recollect.solve.confidence import confidence
 from recollect.span import Endpoints, LastLayerSpan, Span
 from recollect.stages import Stages
 from recollect.victim import Victim
@@ -129,7 +129,7 @@ def _result(
         )
     sure = None
     if exact and isinstance(span, LastLayerSpan):
-        sure = confidence(expected_errors(span, problem.geometry, best.Z, jitter)).cpu().double()
+        sure = confidence(span, problem.geometry, best.Z, jitter).cpu().double()
     return Reconstruction(
         inputs=problem.lift(Z),
         coefficients=fit.alpha.cpu().double(),

@@ -46,8 +46,9 @@ class Reconstruction:
     """Iterations that an earlier, interrupted run had done; 0 for a fresh one."""
     singular_values: Float[Tensor, " s"] | None
     confidence: Float[Tensor, " n"] | None
-    """Between 0 and 1, from the weights alone: 1/(1 + (ê_i/0.1)²), ê_i the relative error that the residual suggests.
-    It ranks points; it is no probability. None where the solver has no such estimate."""
+    """Between 0 and 1, from the weights alone (`solve/confidence.py`): how firmly a point is held, and whether it
+    explains more than is left unexplained. It ranks points; it is no probability. None where the solver has no such
+    estimate."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from recollect.solve.signs import find_signs, sign_system
 from recollect.span import Endpoints, LastLayerSpan, Parity
 from recollect.threads import threads_for
 
+UNSETTLED = "signs are not settled"
 EXACT = 1e-20
 """A residual at the rounding of float64: nothing is left to explain."""
 _BETTER = 0.99
@@ -41,6 +42,8 @@ _AS_GOOD = 10.0
 _JUMP = 3.0
 """By so much the residual must rise when a point is dropped that was there."""
 _CLEAR_JUMP = 10.0
+_ENOUGH = 0.8
+"""Above this share of unknowns to equations a residual falls because points run out of equations to miss."""
 _TOO_FAR = 20.0
 """When dropping points has raised the residual so much without a jump, no number of points stands out."""
 _GROWTH = 1.3
@@ -188,9 +191,17 @@ class Stages:
         if math.isnan(jump):
             self.notes += (f"n = {n} is a guess: no number of points stands out in the residual; give --n",)
             return
+        spare = problem.unknowns(n, self.span) <= _ENOUGH * problem.equations
+        if math.isnan(above) and n < most:
+            above = self.outcome.loss / max(self._one_more(generator).loss, EXACT)
         more = "" if math.isnan(above) else f", one more lowers it {above:.2g}×"
-        sure = "clear" if jump > _CLEAR_JUMP else "not clear: give --n if you know it"
+        clear = spare and jump > _CLEAR_JUMP and above < _JUMP  # false where no more could be tried
+        sure = "clear" if clear else "not clear: give --n if you know it"
         self.notes += (f"n = {n} from the residual: one point fewer raises it {jump:.2g}×{more}; {sure}",)
+
+    def _one_more(self, generator: torch.Generator) -> Outcome:
+        new = spawn(self.span, self.problem.geometry, self.Z, 1, generator, self._jitter)
+        return self._descend("one more", self.span, torch.cat([self.Z, new]))
 
     def _grow(self, span: LastLayerSpan, most: int, generator: torch.Generator) -> None:
         geometry, r = self.problem.geometry, self.problem.r
@@ -334,7 +345,7 @@ class Stages:
     def _signs_open(self, why: str) -> None:
         if self.outcome.status in (Status.CONVERGED, Status.STATIONARY):
             self._keep(self.span, replace(self.outcome, status=Status.SIGNS))
-        self._note(f"signs are not settled: {why}")
+        self._note(f"{UNSETTLED}: {why}")
 
     # How it is done.
 

@@ -31,6 +31,7 @@ from recollect.reconstruct import reconstruct as run_attack
 from recollect.records import CHECKPOINT, FACTS, TENSORS, FileCheckpoint, finite, write_reconstruction
 from recollect.solve import GradientDescent, LevenbergMarquardt, Status
 from recollect.span import Endpoints
+from recollect.stages import UNSETTLED
 
 
 @app.command
@@ -220,7 +221,9 @@ def reconstruct(
     )
     terminal.say(f"{found.status.value}.")
     if found.confidence is not None:
-        terminal.say(_tell_confidence(found.confidence, up_to_sign=found.status is Status.SIGNS))
+        terminal.say(
+            _tell_confidence(found.confidence, up_to_sign=any(note.startswith(UNSETTLED) for note in found.notes))
+        )
     for sentence in found.notes:
         terminal.say(f"· {sentence}")
     terminal.say(f"Written to {out}. See: recollect report {out}")

@@ -11,6 +11,7 @@ import torch
 
 from recollect.geometry import Geometry
 from recollect.shapes import Bool, Float, Tensor
+from recollect.solve.respawn import costs
 from recollect.span import LastLayerSpan
 
 DOUBTFUL = 0.1
@@ -39,6 +40,16 @@ def doubtful(errors: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
     return (errors > DOUBTFUL) | ((errors > DOUBTFUL / 5) & (errors > 10 * errors.median()))
 
 
-def confidence(errors: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """1/(1 + (ê/0.1)²): one half where a point is as likely wrong as right."""
-    return 1 / (1 + (errors / DOUBTFUL).square())
+def confidence(
+    span: LastLayerSpan, geometry: Geometry, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+) -> Float[Tensor, " n"]:
+    """1/(1 + (ê/0.1)²) · cost/(cost + L): held firmly, and explaining more than all that is left unexplained.
+
+    The first factor is one half where a point is as likely wrong as right. The second is what a fit to noise lacks:
+    with equations to spare its points are held firmly as well, but each explains less than remains.
+    """
+    errors = expected_errors(span, geometry, Z, jitter)
+    cost = costs(span, Z, jitter).nan_to_num(0.0).clamp_min(0.0)
+    loss = span.fit(Z, gradient=False, jitter=jitter).loss
+    share = cost / (cost + loss).clamp_min(1e-300)
+    return (share / (1 + (errors / DOUBTFUL).square())).nan_to_num(0.0)

@@ -42,7 +42,7 @@ class Status(Enum):
     """How a run ended. The value is the message."""
 
     CONVERGED = "converged: the residual reached the tolerance"
-    STATIONARY = "converged: the residual has levelled off"
+    STATIONARY = "done: the residual has levelled off; the confidence of each point says what to make of it"
     SIGNS = "signs not settled: any point may be the negative of what it stands for; the notes say why"
     ITERATIONS = (
         "ran all its iterations; the best point found is kept: "
