@@ -99,7 +99,9 @@ def summary(record: Record, score: Score | None) -> str:
     """One sentence that claims no more than was seen."""
     if score is None:
         held = (
-            "" if record.confidence is None else f" The weights hold {int((record.confidence >= 0.5).sum())} of them."
+            ""
+            if record.confidence is None
+            else f" The weights hold {int((record.confidence >= 0.5).sum())} of them firmly."
         )
         return (
             f"{len(record.inputs)} candidates were found.{held} Without the training data nobody can say from this "
