@@ -306,8 +306,8 @@ class Stages:
         fits = span.dense(n, d) and 8 * frame <= total_memory(problem.device)
         if problem.unknowns(n, span) + r * (d - r) > problem.equations or not fits:
             self._note(
-                f"rounding in training may have tilted the subspace of ΔW1 (its gap is {found.gap:.3g}×), and there are "
-                "too few equations, or too many coordinates, to turn it: that limits the accuracy"
+                f"rounding in training may have tilted the subspace of ΔW1 (its gap is {found.gap:.3g}×), and there "
+                "are too few equations, or too many coordinates, to turn it: that limits the accuracy"
             )
             return
         shared = SharedSubspace(problem.geometry, r)
