@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from recollect.data import Dataset, synthetic
+from recollect.result import Saved
 from recollect.training import minimum_norm
 from recollect.victim import MLP, Victim, initial_theta, mlp, random_features
 
@@ -39,3 +40,16 @@ def interpolated(
 
 def small_mlp(seed: int = 0, **options: object) -> Victim:
     return perturbed(mlp(**{"d": 5, "width": 30, "c": 2, **options}), seed)  # type: ignore[arg-type]
+
+
+class Memory:
+    """A checkpoint that forgets nothing, for interrupting."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Saved] = {}
+
+    def load(self, fingerprint: str) -> Saved | None:
+        return self.saved.get(fingerprint)
+
+    def save(self, fingerprint: str, saved: Saved) -> None:
+        self.saved[fingerprint] = saved

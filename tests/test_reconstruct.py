@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import F64, generator, interpolated, perturbed, small_mlp
+from cases import F64, Memory, generator, interpolated, perturbed, small_mlp
 from torch import nn
 
 from recollect import (
@@ -24,7 +24,7 @@ from recollect import (
 )
 from recollect.data import Dataset, from_arrays
 from recollect.errors import OptionError, VictimError
-from recollect.result import Reconstruction, Saved
+from recollect.result import Reconstruction
 from recollect.solve import Outcome
 from recollect.training import train
 from recollect.victim import initial_theta, mlp
@@ -137,19 +137,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(trained: tuple[V
     a, b, c = (reconstruct(victim, 5, quick, seed=seed).inputs for seed in (3, 3, 4))
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
-
-
-class Memory:
-    """A checkpoint that forgets nothing, for interrupting."""
-
-    def __init__(self) -> None:
-        self.saved: dict[str, Saved] = {}
-
-    def load(self, fingerprint: str) -> Saved | None:
-        return self.saved.get(fingerprint)
-
-    def save(self, fingerprint: str, saved: Saved) -> None:
-        self.saved[fingerprint] = saved
 
 
 def test_interrupted_in_the_second_start_and_resumed(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import CPU, F64, generator, interpolated, perturbed
+from cases import CPU, F64, Memory, generator, interpolated, perturbed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -28,7 +28,6 @@ from recollect.errors import VictimError
 from recollect.geometry import Sphere
 from recollect.metrics import evaluate
 from recollect.problem import RecollectWarning
-from recollect.result import Saved
 from recollect.solve import confidence as confidence_file
 from recollect.solve.confidence import expected_errors
 from recollect.span import LastLayerSpan
@@ -150,6 +149,13 @@ def test_matrix_free_steps_lead_to_the_same_place(monkeypatch: pytest.MonkeyPatc
     assert evaluate(found, data.inputs).rho < 1e-6
 
 
+def test_points_are_counted_in_a_tilted_subspace_too() -> None:
+    victim, data = network_on_synthetic(torch.float32, width=800)
+    found = reconstruct(victim, None)
+    assert len(found.inputs) == 10
+    assert evaluate(found, data.inputs).rho_up_to_sign < 0.01
+
+
 def test_a_tilted_subspace_is_left() -> None:
     victim, data = network_on_synthetic(torch.float32, width=800)
     found = reconstruct(victim, 10)
@@ -167,17 +173,6 @@ def test_float32_victims_of_any_depth(depth: int) -> None:
     theta_0 = initial_theta(network, init="fan-in", generator=generator(1), dtype=torch.float32)
     victim = train(network, theta_0, X, torch.eye(4, 3, dtype=F64)).victim
     assert evaluate(reconstruct(victim, 4), X).rho < 0.05
-
-
-class Memory:
-    def __init__(self) -> None:
-        self.saved: dict[str, Saved] = {}
-
-    def load(self, fingerprint: str) -> Saved | None:
-        return self.saved.get(fingerprint)
-
-    def save(self, fingerprint: str, saved: Saved) -> None:
-        self.saved[fingerprint] = saved
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.99])

@@ -181,10 +181,11 @@ class Stages:
             grown, full = self._kept, len(self.Z) >= most or self.outcome.loss <= EXACT
             if both is not None:
                 self._switch("both endpoints", both)
+            self._turn_subspace()  # in a tilted one the points that explain least do not stand out
             jump, above = self._prune()
             if math.isfinite(jump):
                 break
-            self._kept = grown
+            self._kept, self.problem = grown, problem
             if full:
                 break
         n = len(self.Z)
