@@ -3,9 +3,9 @@
 1. From a random start, features at θf, signs lifted where they hide: few unknowns, a wide valley.
 2. Respawn: points that explain nothing are put where most is left to explain.
 3. Both endpoints: the residual at the data falls by orders of magnitude, and false minima stand out.
-4. Respawn again, now that they do.
-5. Out of Û: a victim trained in float32 tilts it. Where counting allows, the points share some r-dimensional subspace,
+4. Out of Û: a victim trained in float32 tilts it. Where counting allows, the points share some r-dimensional subspace,
    and it turns with them.
+5. Respawn again, now that false minima show; if that helped, turn once more.
 6. Signs, and a last descent with everything in place.
 
 Nothing here knows the data. Respawns and turns are kept only if they lower the loss.
@@ -100,7 +100,7 @@ class Stages:
         endpoints = attack.endpoints or (Endpoints.BOTH if moving else Endpoints.FINAL)
         if endpoints is Endpoints.BOTH and not moving:
             endpoints = Endpoints.FINAL
-            self.notes += ("training did not move the features: both endpoints are one",)
+            self._note("training did not move the features: both endpoints are one")
         one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
         # A span with more unknowns than equations explains anything by any points: rather less is asked of it.
         least = 1 if n is None else n
@@ -190,7 +190,7 @@ class Stages:
                 break
         n = len(self.Z)
         if math.isnan(jump):
-            self.notes += (f"n = {n} is a guess: no number of points stands out in the residual; give --n",)
+            self._note(f"n = {n} is a guess: no number of points stands out in the residual; give --n")
             return
         spare = problem.unknowns(n, self.span) <= _ENOUGH * problem.equations
         if math.isnan(above) and n < most:
@@ -198,7 +198,7 @@ class Stages:
         more = "" if math.isnan(above) else f", one more lowers it {above:.2g}×"
         clear = spare and jump > _CLEAR_JUMP and above < _JUMP  # false where no more could be tried
         sure = "clear" if clear else "not clear: give --n if you know it"
-        self.notes += (f"n = {n} from the residual: one point fewer raises it {jump:.2g}×{more}; {sure}",)
+        self._note(f"n = {n} from the residual: one point fewer raises it {jump:.2g}×{more}; {sure}")
 
     def _one_more(self, generator: torch.Generator) -> Outcome:
         new = spawn(self.span, self.problem.geometry, self.Z, 1, generator, self._jitter)

@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from recollect.errors import VictimError
-from recollect.shapes import Float, Tensor
+from recollect.shapes import Float, Tensor, Theta
 from recollect.victim import Victim
 
 
@@ -59,6 +59,13 @@ class Span(Protocol):
         """L(X), α and, if asked, ∇_X L."""
 
 
+def cast(theta: Theta, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """θ on the device, its floating-point tensors in this precision."""
+    return {
+        name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype) for name, tensor in theta.items()
+    }
+
+
 class Weights:
     """θf and Δθ/‖Δθ‖ of the chosen parameters, on the device and in the precision of the computation.
 
@@ -67,10 +74,7 @@ class Weights:
 
     def __init__(self, victim: Victim, names: tuple[str, ...], device: torch.device, dtype: torch.dtype) -> None:
         self.network = victim.network
-        self.theta_f = {
-            name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
-            for name, tensor in victim.theta_f.items()
-        }
+        self.theta_f = cast(victim.theta_f, device, dtype)
         delta = victim.delta(names)
         self.equations = sum(tensor.numel() for tensor in delta.values())
         first = victim.network.first

@@ -22,6 +22,7 @@ import torch
 
 from recollect.errors import OptionError
 from recollect.shapes import Float, Tensor, Theta
+from recollect.span.base import cast
 from recollect.victim import Network, Victim
 
 
@@ -49,7 +50,7 @@ class Rows:
         self, victim: Victim, endpoints: Endpoints, *, lifted: bool, device: torch.device, dtype: torch.dtype
     ) -> None:
         network = victim.network
-        thetas = [_cast(theta, device, dtype) for theta in _ends(victim, endpoints)]
+        thetas = [cast(theta, device, dtype) for theta in _ends(victim, endpoints)]
         if lifted and parity(network, thetas[0]) is not Parity.LINEAR:
             raise OptionError(
                 "expected a network whose features have a linear odd part (two layers of ReLU, no biases), got "
@@ -111,7 +112,7 @@ def moving(victim: Victim) -> bool:
 def parity(network: Network, theta: Theta) -> Parity:
     """Tried at a few points, as everything that is claimed of a network."""
     device = next(iter(theta.values())).device
-    theta = _cast(theta, device, torch.float64)  # a restricted float32 network has a first layer in float64
+    theta = cast(theta, device, torch.float64)  # a restricted float32 network has a first layer in float64
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(6, network.d, generator=generator, dtype=torch.float64).to(device)
     X[4], X[5] = X[0] + X[1], X[2] - X[3]
@@ -134,9 +135,3 @@ def _ends(victim: Victim, endpoints: Endpoints) -> list[Theta]:
     if not moving(victim):
         raise OptionError("expected features that training moved for both endpoints, got fixed ones; use final")
     return [victim.theta_f, victim.theta_0]
-
-
-def _cast(theta: Theta, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {
-        name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype) for name, tensor in theta.items()
-    }
