@@ -9,16 +9,19 @@
     python benchmarks/exact.py --part count --cifar cifar10.npz --out results.jsonl
     python benchmarks/exact.py --table results.jsonl
     python benchmarks/exact.py --figure exact.png --table results.jsonl     (needs matplotlib)
+    python benchmarks/exact.py --figure threshold.png --table results.jsonl --part threshold
 
 Each result is one line of JSON; what is in the file already is not run again, so a part may be cut short and resumed.
-`--solvers auto` leaves the baseline out, `--solvers gd` runs it alone. Needs torch, numpy, scipy and safetensors, and
-python-flint for the signs of the synthetic task. Seconds are of `reconstruct` as a whole, after a warm-up of the same
-shape.
+`--solvers auto` leaves the baseline out, `--solvers gd` runs it alone, `--shard 0/8` every eighth victim (several such
+processes may share a GPU, but then their seconds mean nothing; of `--part threshold` none are reported). Needs torch,
+numpy, scipy and safetensors, and python-flint for the signs of the synthetic task. Seconds are of `reconstruct` as a
+whole, after a warm-up of the same shape.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -184,6 +187,8 @@ def cells(part: str, dtypes: list[str], cifar: Path | None, seeds: int) -> Itera
 
 def table(path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
+    threshold = [row for row in rows if row["task"] == "threshold"]
+    rows = [row for row in rows if row["task"] != "threshold"]
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         where = "H200" if "H200" in row["machine"] else row["machine"]
@@ -210,6 +215,61 @@ def table(path: Path) -> None:
             f"{_spread([row['spearman'] for row in stuck])} over {len(stuck)} runs; {_spread(some)} over the "
             f"{len(some)} of them that had any point right."
         )
+
+    threshold_table(threshold)
+
+
+FOUND = 0.01
+"""A run of the threshold sweep succeeded if ρ up to sign is below this."""
+
+
+def by_ratio(rows: list[Row], solver: str) -> dict[float, list[Row]]:
+    """The threshold's runs by p / (n r), equations over unknown coordinates."""
+    groups: dict[float, list[Row]] = {}
+    for row in rows:
+        if row["solver"] == solver:
+            groups.setdefault(round(row["width"] / (row["n"] * row["rank"]), 2), []).append(row)
+    return dict(sorted(groups.items(), reverse=True))
+
+
+def threshold_table(rows: list[Row]) -> None:
+    if not rows:
+        return
+    print("\n| p / (n r) | p | auto: found | ρ up to sign: median (range) | gd: found | ρ up to sign: median (range) |")
+    print("|" + "---|" * 6)
+    auto, gd = by_ratio(rows, "auto"), by_ratio(rows, "gd")
+    for ratio in sorted(auto.keys() | gd.keys(), reverse=True):
+        cells = [str(ratio), str((auto | gd)[ratio][0]["width"])]
+        for group in (auto.get(ratio, []), gd.get(ratio, [])):
+            rho = [row["rho_up_to_sign"] for row in group]
+            cells += [f"{sum(r < FOUND for r in rho)} of {len(rho)}", _spread(rho)] if rho else ["–", "–"]
+        print("| " + " | ".join(cells) + " |")
+
+
+def threshold_figure(path: Path, rows: list[Row]) -> None:
+    """Share of runs that found the data against p / (n r), with the 95 % interval of a binomial (Wilson)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from scipy.stats import binomtest
+
+    shown, axes = pyplot.subplots(figsize=(8, 3.8), layout="constrained")
+    styles = {"gd": ("#c2571a", "o", "the paper's gradient descent, 10⁴ steps"), "auto": ("#1f6f8b", "D", "auto")}
+    for solver, (colour, marker, label) in styles.items():
+        groups = by_ratio([row for row in rows if row["task"] == "threshold"], solver)
+        tests = [binomtest(sum(r["rho_up_to_sign"] < FOUND for r in g), len(g)) for g in groups.values()]
+        share = [test.k / test.n for test in tests]
+        ends = [test.proportion_ci(method="wilson") for test in tests]
+        axes.fill_between(list(groups), [e.low for e in ends], [e.high for e in ends], color=colour, alpha=0.15, lw=0)
+        axes.plot(list(groups), share, marker=marker, color=colour, label=label)
+    axes.axvline(1, color="#777777", linestyle="--", label="as many equations as coordinates")
+    axes.set(xlabel="p / (n r): equations over unknown coordinates", ylabel=f"share of runs with ρ < {FOUND}")
+    axes.set(ylim=(-0.05, 1.05), yticks=[0, 0.25, 0.5, 0.75, 1], yticklabels=["0", "25 %", "50 %", "75 %", "100 %"])
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    shown.legend(loc="outside upper center", ncols=3, frameon=False)
+    shown.savefig(path, dpi=150)
 
 
 def figure(path: Path, rows: list[Row]) -> None:
@@ -265,6 +325,7 @@ def main() -> None:
     parser.add_argument("--dtypes", default="float64")
     parser.add_argument("--solvers", default="auto,gd")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--shard", default="0/1", help="K/M: the victims whose number modulo M is K")
     parser.add_argument("--device", choices=["cpu", "cuda"])
     parser.add_argument("--table", type=Path)
     parser.add_argument("--figure", type=Path)
@@ -272,7 +333,8 @@ def main() -> None:
     warnings.simplefilter("ignore", RecollectWarning)
     if options.table:
         if options.figure:
-            figure(options.figure, [json.loads(line) for line in options.table.read_text().splitlines()])
+            draw = threshold_figure if options.part == "threshold" else figure
+            draw(options.figure, [json.loads(line) for line in options.table.read_text().splitlines()])
         else:
             table(options.table)
         return
@@ -284,7 +346,9 @@ def main() -> None:
     done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     began = time.perf_counter()
     warm: set[tuple[Any, ...]] = set()
-    for cell in cells(options.part, options.dtypes.split(","), options.cifar, options.seeds):
+    share, shares = map(int, options.shard.split("/"))
+    chosen = cells(options.part, options.dtypes.split(","), options.cifar, options.seeds)
+    for cell in itertools.islice(chosen, share, None, shares):
         for solver in options.solvers.split(","):
             key = {**cell.key, "solver": solver}
             if any(key.items() <= row.items() for row in done):
@@ -293,7 +357,7 @@ def main() -> None:
                 print("out of time; run again to go on")
                 return
             shape = (cell.task, cell.width, cell.depth, cell.features, cell.known_n, solver)
-            if shape not in warm and solver == "auto":
+            if shape not in warm and solver == "auto" and options.part != "threshold":
                 cell.attacked(solver, cell.seed)
                 warm.add(shape)
             row = {**key, **cell.attacked(solver, cell.seed), "machine": machine}
