@@ -50,7 +50,7 @@ class Rows:
         self, victim: Victim, endpoints: Endpoints, *, lifted: bool, device: torch.device, dtype: torch.dtype
     ) -> None:
         network = victim.network
-        thetas = [cast(theta, device, dtype) for theta in _ends(victim, endpoints)]
+        thetas = [cast(theta, device, dtype) for theta in ends(victim, endpoints)]
         if lifted and parity(network, thetas[0]) is not Parity.LINEAR:
             raise OptionError(
                 "expected a network whose features have a linear odd part (two layers of ReLU, no biases), got "
@@ -127,7 +127,7 @@ def parity(network: Network, theta: Theta) -> Parity:
     return Parity.LINEAR if float(linear.abs().max()) <= small else Parity.NONE
 
 
-def _ends(victim: Victim, endpoints: Endpoints) -> list[Theta]:
+def ends(victim: Victim, endpoints: Endpoints) -> list[Theta]:
     if endpoints is Endpoints.FINAL or victim.theta_0 is None:  # `Weights` has asked for θ0 already
         return [victim.theta_f]
     if endpoints is Endpoints.INITIAL:

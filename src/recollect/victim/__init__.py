@@ -1,7 +1,7 @@
 """Checkpoints and networks: what an attack is given."""
 
 from recollect.victim.infer import Architecture
-from recollect.victim.network import MLP, Layer, Network, initial_theta, mlp, random_features
+from recollect.victim.network import MLP, Layer, Network, Tap, initial_theta, mlp, random_features
 from recollect.victim.victim import Victim
 
-__all__ = ["MLP", "Architecture", "Layer", "Network", "Victim", "initial_theta", "mlp", "random_features"]
+__all__ = ["MLP", "Architecture", "Layer", "Network", "Tap", "Victim", "initial_theta", "mlp", "random_features"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import nn
 
 from recollect.errors import VictimError
 from recollect.shapes import Float, Tensor, Theta
-from recollect.victim.network import Layer
+from recollect.victim.network import Layer, Tap
 
 
 class ModuleNetwork:
@@ -49,6 +51,7 @@ class ModuleNetwork:
         self._check_output(exact, X)
         starts_linear = torch.equal(self._entering(first_name, exact, X).reshape(len(X), -1), X)
         self.first = _names(first_name, first) if starts_linear else None
+        self._tapped = self._find_taps(exact, X)
         self.homogeneous = self._probe_homogeneity(exact, X)
 
     @property
@@ -73,6 +76,15 @@ class ModuleNetwork:
         each: Tensor = torch.func.vmap(torch.func.jacfwd(one))(X)
         return each.permute(1, 0, 2)
 
+    @property
+    def untapped(self) -> tuple[str, ...]:
+        known = {f"{name}.{kind}" for name in self._tapped for kind in ("weight", "bias")}
+        return tuple(name for name in self.trained if name not in known)
+
+    def taps(self, theta: Theta, X: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n c"], tuple[Tap, ...]]:
+        outputs, calls = self._calls(self._tapped, theta, X)
+        return outputs, tuple(_tap(name, *calls[name][0]) for name in self._tapped)
+
     def restrict(self, U: Float[Tensor, "d r"]) -> ModuleNetwork:
         restricted = copy.copy(self)
         restricted._U = U if self._U is None else self._U.to(U) @ U
@@ -95,6 +107,43 @@ class ModuleNetwork:
             hook.remove()
         return seen[-1]
 
+    def _calls(
+        self, names: tuple[str, ...], theta: Theta, X: Tensor
+    ) -> tuple[Tensor, dict[str, list[tuple[nn.Module, Tensor, Tensor]]]]:
+        """f(X; θ), and for each named layer what entered and what left it, call by call."""
+        calls: dict[str, list[tuple[nn.Module, Tensor, Tensor]]] = {name: [] for name in names}
+
+        def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+            def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                calls[name].append((layer, inputs[0], output))
+                return output.clone()  # what follows may work in place
+
+            return hook
+
+        hooks = [self._module.get_submodule(name).register_forward_hook(watch(name)) for name in names]
+        try:
+            return self(theta, X), calls
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _find_taps(self, theta: Theta, X: Tensor) -> tuple[str, ...]:
+        """Trained layers with a rule, called once, whose tensors no other layer shares."""
+        owners: dict[int, int] = {}
+        for layer in self._module.modules():
+            for parameter in layer.parameters(recurse=False):
+                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+        names = tuple(
+            name
+            for name, layer in self._module.named_modules()
+            if name and _ruled(layer) and all(owners[id(p)] == 1 for p in layer.parameters(recurse=False))
+        )
+        calls = self._calls(names, theta, X)[1]
+        trained = {name.rpartition(".")[0] for name in self.trained}
+        return tuple(
+            name for name in names if name in trained and len(calls[name]) == 1 and len(calls[name][0][1]) == len(X)
+        )
+
     def _check_output(self, theta: Theta, X: Tensor) -> None:
         bias = None if self.last.bias is None else theta[self.last.bias]
         expected = torch.nn.functional.linear(self.features(theta, X), theta[self.last.weight], bias)
@@ -113,6 +162,22 @@ class ModuleNetwork:
         return self.last.bias is None and torch.allclose(H2, ratio * H1, rtol=1e-9, atol=1e-12)
 
 
-def _names(name: str, layer: nn.Linear) -> Layer:
+def _ruled(layer: nn.Module) -> bool:
+    """Whether the gradient of this kind of layer is a sum of products B_it A_itᵀ."""
+    if type(layer) is nn.Conv2d:
+        return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return type(layer) is nn.Linear
+
+
+def _tap(name: str, layer: nn.Module, entered: Tensor, left: Tensor) -> Tap:
+    if isinstance(layer, nn.Conv2d):
+        patches = nn.functional.unfold(
+            entered, layer.kernel_size, layer.dilation, cast(tuple[int, int], layer.padding), layer.stride
+        )
+        return Tap(_names(name, layer), patches.transpose(1, 2), left, channels_first=True)
+    return Tap(_names(name, layer), entered.reshape(len(entered), -1, entered.shape[-1]), left)
+
+
+def _names(name: str, layer: nn.Module) -> Layer:
     prefix = f"{name}." if name else ""
     return Layer(f"{prefix}weight", f"{prefix}bias" if layer.bias is not None else None)

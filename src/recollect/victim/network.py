@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -29,6 +29,28 @@ class Layer:
     @property
     def names(self) -> tuple[str, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One trained linear map as it acted on every point: Y_it = W A_it + b at each of its positions t.
+
+    A fully connected layer has one position, a convolution one for each place its kernel is put. Hence
+    ∂f/∂W = Σ_t B_it A_itᵀ and ∂f/∂b = Σ_t B_it, B_it = ∂f/∂Y_it.
+    """
+
+    layer: Layer
+    A: Float[Tensor, "n t a"]
+    Y: Tensor
+    """As the network made it, so that it can be differentiated by; `positions` lays out what has its shape."""
+    channels_first: bool = False
+
+    def positions(self, B: Float[Tensor, "*k n _ _"]) -> Float[Tensor, "*k n t b"]:
+        """Tensors of Y's shape, stacked or not, with positions and outputs as their last two axes."""
+        before = B.dim() - self.Y.dim() + 1
+        if self.channels_first:
+            return B.flatten(before + 1).transpose(-1, -2)
+        return B.reshape(*B.shape[:before], -1, B.shape[-1])
 
 
 @runtime_checkable
@@ -71,6 +93,13 @@ class Network(Protocol):
 
     def jacobian(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "p n d"]:
         """∂h(x_i; θ)/∂x_i. The width comes first, so that all points together are one p×(nd) matrix."""
+
+    @property
+    def untapped(self) -> tuple[str, ...]:
+        """Trained parameters that no tap can tell of."""
+
+    def taps(self, theta: Theta, X: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n c"], tuple[Tap, ...]]:
+        """f(x_i; θ), and each trained layer as it was used on the way."""
 
     def restrict(self, U: Float[Tensor, "d r"]) -> Network:
         """The network z ↦ f(Uz; θ'), θ' from `restrict_theta`."""
@@ -144,6 +173,18 @@ class MLP:
         if J is None:
             return torch.eye(d).to(X)[:, None, :].expand(d, n, d)
         return J if self.scale == 1.0 else self.scale * J
+
+    untapped: ClassVar[tuple[str, ...]] = ()
+
+    def taps(self, theta: Theta, X: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n c"], tuple[Tap, ...]]:
+        phi = activation(self.activation).phi
+        H, taps = X, []
+        for layer in self.layers:
+            A = self.scale * H if layer is self.last and self.scale != 1.0 else H
+            Y = _linear(theta, layer, A)
+            taps.append(Tap(layer, A[:, None, :], Y))
+            H = phi(Y)
+        return Y, tuple(tap for tap in taps if tap.layer.weight not in self.frozen)
 
     def restrict(self, U: Float[Tensor, "d r"]) -> MLP:
         return replace(self, widths=(U.shape[1], *self.widths[1:]))
