@@ -34,9 +34,9 @@ class Basis:
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """Levenberg–Marquardt in stages (`stages.py`): θf, respawn, both endpoints, turning Û, respawn, signs.
+    """Levenberg–Marquardt in stages: `stages/last_layer.py`, or `stages/all_layers.py` for other parameters.
 
-    Beyond the last layer, where there is no Levenberg–Marquardt yet, it is the paper's gradient descent.
+    Beyond the last layer of a torch module, where there is no Levenberg–Marquardt yet, the paper's gradient descent.
     """
 
     iterations: int = 200
@@ -57,9 +57,9 @@ class Projection:
 
     `parameters`: `last`, `all`, or names joined by commas. `norm`: a radius, `"free"`, or None for the default: √d
     where the network is positively homogeneous and hides norms, free where it is not. `endpoints`: where features are
-    taken; None: both ends for `Auto` where features moved, θf otherwise. `gram`: how to solve for α when more than
-    the last layer takes part: `dense`, `cg`, or `auto` (dense where it fits in a quarter of the memory). `dtype` None:
-    float32 for gradient descent, float64 for everything else.
+    taken; None: both ends for `Auto` where features moved, θf otherwise. `gram`: how gradient descent solves for α:
+    `layerwise`, `dense`, `cg`, or `auto` (one Gram of features for the last layer, `layerwise` for more, `cg` where
+    some layer has no rule). `dtype` None: float32 for gradient descent, float64 for everything else.
     """
 
     space: FullSpace | Subspace | Basis = Subspace()
@@ -75,17 +75,9 @@ class Projection:
     def __post_init__(self) -> None:
         if self.restarts < 1:
             raise OptionError(f"expected --restarts of at least 1, got {self.restarts}; one is a single run")
-        if self.gram not in ("auto", "dense", "cg"):
-            raise OptionError(f"expected gram auto, dense or cg, got {self.gram!r}; choose one of those")
+        if self.gram not in ("auto", "layerwise", "dense", "cg"):
+            raise OptionError(f"expected --gram auto, layerwise, dense or cg, got {self.gram!r}; choose one of those")
+        if self.gram != "auto" and not isinstance(self.solver, GradientDescent):
+            raise OptionError(f"expected --gram auto with --solver auto or lm, got {self.gram}; leave it out")
         if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
             raise OptionError(f"expected a tolerance of zero or more, got {self.tolerance}; 0 runs all iterations")
-        last = self.parameters == "last"
-        if self.endpoints not in (None, Endpoints.FINAL) and not last:
-            raise OptionError("expected --endpoints final beyond the last layer, got others; use --parameters last")
-        if isinstance(self.solver, LevenbergMarquardt) and not last:
-            raise OptionError(
-                "expected --parameters last with --solver lm, got others; use --solver gd for other parameters"
-            )
-        exact = last and not isinstance(self.solver, GradientDescent)
-        if exact and self.dtype not in (None, torch.float64):
-            raise OptionError("expected --dtype float64 with --solver auto or lm, got float32; leave it out")

@@ -13,16 +13,19 @@ from dataclasses import dataclass, replace
 import torch
 
 from recollect.errors import OptionError, VictimError
-from recollect.geometry import FreeRadius, Geometry, Sphere
+from recollect.geometry import FreeRadius, Geometry, Sphere, random_start
 from recollect.memory import total_memory
 from recollect.options import Basis, FullSpace, Projection, Subspace
+from recollect.seeds import stream
 from recollect.shapes import Float, Tensor
 from recollect.solve import GradientDescent
 from recollect.span import (
     DenseSpan,
     Endpoints,
+    ExactSpan,
     ImplicitSpan,
     LastLayerSpan,
+    LayerwiseSpan,
     Parity,
     Span,
     dense_bytes,
@@ -30,9 +33,9 @@ from recollect.span import (
     parity,
 )
 from recollect.subspace import Spectrum, check_basis, spectrum
-from recollect.victim import Victim
+from recollect.victim import MLP, Victim, activation
 
-_ALGORITHM = 2
+_ALGORITHM = 3
 """Raised when the same options no longer lead to the same points: what was saved before is then not gone on from."""
 
 
@@ -58,7 +61,10 @@ class Problem:
         victim.select(attack.parameters)
         U, found = _basis(victim, attack.space)
         restricted = victim if U is None else victim.restrict(U)
-        dtype = attack.dtype or (torch.float32 if uses_gradient_descent(attack) else torch.float64)
+        gradient_descent = uses_gradient_descent(attack, victim)
+        if attack.dtype not in (None, torch.float64) and not gradient_descent:
+            raise OptionError("expected --dtype float64 with --solver auto or lm, got float32; leave it out")
+        dtype = attack.dtype or (torch.float32 if gradient_descent else torch.float64)
         return cls(victim, restricted, U, found, _geometry(victim, attack.norm), attack, device, dtype)
 
     def within(self, U: Float[Tensor, "d r"] | None) -> Problem:
@@ -82,20 +88,59 @@ class Problem:
         """x = Uz."""
         return Z if self.U is None else Z @ self.U.to(Z).T
 
-    def span(self, n: int, endpoints: Endpoints = Endpoints.FINAL, *, lifted: bool = False) -> Span:
+    def span(self, n: int, endpoints: Endpoints = Endpoints.FINAL) -> Span:
+        """What the options ask for."""
         victim, attack, device, dtype = self.restricted, self.attack, self.device, self.dtype
-        if attack.parameters == "last":
-            return LastLayerSpan(victim, device=device, dtype=dtype, endpoints=endpoints, lifted=lifted)
+        if attack.parameters == "last" and attack.gram == "auto":
+            return self.last_layer(endpoints)
         names, gram = victim.select(attack.parameters), attack.gram
-        if gram == "auto":
-            gram = "dense" if dense_bytes(victim, names, n, dtype) <= total_memory(device) // 4 else "cg"
+        unruled = tuple(name for name in names if name in victim.network.untapped)
+        if gram in ("auto", "layerwise") and not unruled:
+            return self.layerwise(endpoints)
+        if gram == "layerwise":
+            raise OptionError(
+                f"expected parameters of linear and convolutional layers for a layerwise Gram, got {unruled[0]}; use "
+                "--gram cg"
+            )
+        if endpoints is not Endpoints.FINAL:
+            raise OptionError(f"expected --endpoints final with --gram {gram}, got {endpoints.value}; leave it out")
         if gram == "dense":
+            needed, there = dense_bytes(victim, names, n, dtype), total_memory(device)
+            if needed > there:
+                raise OptionError(
+                    f"expected --gram dense to fit in {there / 1e9:.3g} GB, got {needed / 1e9:.3g} GB for {n} points; "
+                    "use --gram auto"
+                )
             return DenseSpan(victim, names, device=device, dtype=dtype)
-        return ImplicitSpan(victim, names, device=device, dtype=dtype)
+        return ImplicitSpan(victim, names, device=device, dtype=dtype, unruled=unruled)
+
+    def last_layer(self, endpoints: Endpoints, *, lifted: bool = False) -> LastLayerSpan:
+        return LastLayerSpan(self.restricted, device=self.device, dtype=self.dtype, endpoints=endpoints, lifted=lifted)
+
+    def layerwise(self, endpoints: Endpoints, *, tau: float = 0.0, balanced: bool = False) -> LayerwiseSpan:
+        """τ > 0: with gates that open gradually, relative to what random points make of the pre-activations."""
+        victim = self.restricted
+        if tau > 0:
+            probe = random_start(self.geometry, 64, self.r, stream("probe", 0))
+            victim = victim.smoothed(probe, tau)
+        return LayerwiseSpan(
+            victim,
+            victim.select(self.attack.parameters),
+            device=self.device,
+            dtype=self.dtype,
+            endpoints=endpoints,
+            balanced=balanced,
+        )
+
+    @property
+    def smooths(self) -> bool:
+        """Whether the network has kinks that can be smoothed."""
+        network = self.restricted.network
+        return isinstance(network, MLP) and activation(network.activation).kink is not None
 
     def unknowns(self, n: int, span: Span | None = None) -> int:
         """Coordinates and coefficients of n points."""
-        if isinstance(span, LastLayerSpan):
+        if isinstance(span, ExactSpan):
             return span.unknowns(n, self.r, self.geometry)
         return n * (self.geometry.free_dimensions(self.r) + self.victim.c)
 
@@ -145,9 +190,11 @@ class Problem:
         return content.hexdigest()
 
 
-def uses_gradient_descent(attack: Projection) -> bool:
-    """Beyond the last layer there is nothing else yet."""
-    return isinstance(attack.solver, GradientDescent) or attack.parameters != "last"
+def uses_gradient_descent(attack: Projection, victim: Victim) -> bool:
+    """Beyond the last layer of a torch module there is nothing else yet."""
+    if isinstance(attack.solver, GradientDescent):
+        return True
+    return attack.parameters != "last" and not isinstance(victim.network, MLP)
 
 
 def _basis(victim: Victim, space: FullSpace | Subspace | Basis) -> tuple[Tensor | None, Spectrum | None]:

@@ -23,8 +23,8 @@ from recollect.seeds import stream
 from recollect.shapes import Tensor
 from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, paper_step
 from recollect.solve.confidence import confidence
-from recollect.span import Endpoints, LastLayerSpan, Span
-from recollect.stages import Stages
+from recollect.span import Endpoints, ExactSpan, Span
+from recollect.stages import AllLayerStages, LastLayerStages
 from recollect.victim import Victim
 
 
@@ -46,10 +46,13 @@ def reconstruct(
     attack = attack or Projection()
     problem = Problem.of(victim, attack, choose_device(device))
     solver = attack.solver
-    if isinstance(solver, Auto) and uses_gradient_descent(attack):
+    if isinstance(solver, Auto) and uses_gradient_descent(attack, victim):
         solver = GradientDescent()
-    if n is None and not isinstance(solver, Auto):
-        raise OptionError("expected a number of points for gradient descent and lm, got auto; give --n")
+    if n is None and not (isinstance(solver, Auto) and attack.parameters == "last"):
+        raise OptionError(
+            "expected a number of points for gradient descent, lm, or parameters beyond the last layer's, got auto; "
+            "give --n"
+        )
     doubts = () if n is None else problem.check(n)
     if isinstance(solver, GradientDescent) and solver.step_size is None:
         solver = replace(solver, step_size=paper_step(victim.d))
@@ -58,7 +61,8 @@ def reconstruct(
     with Search(problem.device, progress, checkpoint, fingerprint, total) as search:
         span: Span
         if isinstance(solver, Auto):
-            found = Stages(problem, search, solver, seed).run(n)
+            stages_of = LastLayerStages if attack.parameters == "last" else AllLayerStages
+            found = stages_of(problem, search, solver, seed).run(n)
             problem, span, best, stages = found.problem, found.span, found.outcome, found.stages
             doubts += found.notes
         else:
@@ -128,7 +132,7 @@ def _result(
             "was given"
         )
     sure = None
-    if exact and isinstance(span, LastLayerSpan):
+    if exact and isinstance(span, ExactSpan):
         sure = confidence(span, problem.geometry, best.Z, jitter).cpu().double()
     return Reconstruction(
         inputs=problem.lift(Z),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.geometry import Sphere
-from recollect.solve.respawn import costs, gains, spawn
+from recollect.solve.respawn import spawn
 from recollect.span import Endpoints, LastLayerSpan
 from recollect.victim import mlp
 
@@ -29,12 +29,12 @@ def test_cost_and_gain_are_differences_of_losses(seed: int, n: int, c: int, endp
     span = span_of(seed, c, endpoints, lifted)
     Z = Sphere(2.0).project(torch.randn(n, 4, generator=generator(seed), dtype=F64))
     loss = float(span.fit(Z, gradient=False).loss)
-    cost = costs(span, Z)
+    cost = span.costs(Z)
     for i in range(n):
         others = torch.cat([Z[:i], Z[i + 1 :]])
         without = float(span.fit(others, gradient=False).loss)
         assert abs(float(cost[i]) - (without - loss)) < 1e-7
-        gain = gains(span, span.explain(others), Z[i : i + 1])
+        gain = span.gains(others)(Z[i : i + 1])
         assert abs(float(gain) - (without - loss)) < 1e-7
 
 
@@ -42,7 +42,7 @@ def test_a_spawned_point_finds_the_one_that_is_missing() -> None:
     victim, data = interpolated(n=5, d=4, r=4, p=400)
     span, geometry = LastLayerSpan(victim, device=CPU, dtype=F64, lifted=True), Sphere(2.0)
     Z = geometry.project(data.inputs)
-    missing = int(costs(span, Z).argmax())
+    missing = int(span.costs(Z).argmax())
     rest = torch.cat([Z[:missing], Z[missing + 1 :]])
     (new,) = spawn(span, geometry, rest, 1, generator(0))
     assert float((new @ Z[missing]).abs()) / 4 > 0.95

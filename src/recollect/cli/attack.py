@@ -95,7 +95,7 @@ def reconstruct(
     rank: CountOrAuto = "auto",
     parameters: str = "last",
     endpoints: Literal["final", "initial", "both"] | None = None,
-    gram: Literal["auto", "dense", "cg"] = "auto",
+    gram: Literal["auto", "layerwise", "dense", "cg"] = "auto",
     norm: float | Literal["sqrt-d", "free"] | None = None,
     step: float | None = None,
     momentum: float | None = None,
@@ -122,8 +122,7 @@ def reconstruct(
     out
         Folder for reconstruction.safetensors, reconstruct.json and a checkpoint to resume from.
     solver
-        auto: Levenberg–Marquardt in stages (beyond the last layer: gd). lm: Levenberg–Marquardt alone. gd: projected
-        gradient descent, the paper's.
+        auto: Levenberg–Marquardt in stages. lm: Levenberg–Marquardt alone. gd: projected gradient descent, the paper's.
     space
         subspace: Algorithm 2, within the span of ΔW1. full: Algorithm 1.
     basis
@@ -135,7 +134,7 @@ def reconstruct(
     endpoints
         Features after training (final), before it (initial) or both. Default: both for auto, final for the others.
     gram
-        How to solve for the coefficients beyond the last layer: dense, cg, or auto (dense where it fits).
+        How gd solves for the coefficients: layerwise, dense, cg, or auto (layerwise where every layer has a rule).
     norm
         Norm of the points: sqrt-d, a number, or free. Default: sqrt-d if the network hides norms, else free.
     step
@@ -176,7 +175,7 @@ def reconstruct(
         space=chosen,
         parameters=parameters,
         norm=math.sqrt(victim.d) if norm == "sqrt-d" else norm,
-        solver=_solver(solver, parameters, step, momentum, iterations),
+        solver=_solver(solver, step, momentum, iterations),
         endpoints=None if endpoints is None else Endpoints(endpoints),
         restarts=restarts,
         gram=gram,
@@ -234,11 +233,11 @@ def reconstruct(
 
 
 def _solver(
-    name: str, parameters: str, step: float | None, momentum: float | None, iterations: int | None
+    name: str, step: float | None, momentum: float | None, iterations: int | None
 ) -> Auto | LevenbergMarquardt | GradientDescent:
     given = {"step_size": step, "momentum": momentum, "iterations": iterations}
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if name == "gd" or (name == "auto" and parameters != "last"):
+    if name == "gd":
         return GradientDescent(**options)
     if step is not None or momentum is not None:
         raise OptionError(f"expected --step and --momentum with --solver gd, got --solver {name}; leave them out")

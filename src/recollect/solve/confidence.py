@@ -11,8 +11,7 @@ import torch
 
 from recollect.geometry import Geometry
 from recollect.shapes import Bool, Float, Tensor
-from recollect.solve.respawn import costs
-from recollect.span import LastLayerSpan
+from recollect.span import ExactSpan
 
 DOUBTFUL = 0.1
 """A point whose ê is larger is more likely wrong than right."""
@@ -21,7 +20,7 @@ _FAR = 4.0
 
 
 def expected_errors(
-    span: LastLayerSpan, geometry: Geometry, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+    span: ExactSpan, geometry: Geometry, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
 ) -> Float[Tensor, " n"]:
     fit, normal = span.linearise(Z, geometry, jitter)
     n, r = Z.shape
@@ -41,7 +40,7 @@ def doubtful(errors: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
 
 
 def confidence(
-    span: LastLayerSpan, geometry: Geometry, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+    span: ExactSpan, geometry: Geometry, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
 ) -> Float[Tensor, " n"]:
     """1/(1 + (ê/0.1)²) · cost/(cost + L): held firmly, and explaining more than all that is left unexplained.
 
@@ -49,7 +48,7 @@ def confidence(
     with equations to spare its points are held firmly as well, but each explains less than remains.
     """
     errors = expected_errors(span, geometry, Z, jitter)
-    cost = costs(span, Z, jitter).nan_to_num(0.0).clamp_min(0.0)
+    cost = span.costs(Z, jitter).nan_to_num(0.0).clamp_min(0.0)
     loss = span.fit(Z, gradient=False, jitter=jitter).loss
     share = cost / (cost + loss).clamp_min(1e-300)
     return (share / (1 + (errors / DOUBTFUL).square())).nan_to_num(0.0)

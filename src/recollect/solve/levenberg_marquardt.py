@@ -14,7 +14,7 @@ from recollect.errors import OptionError
 from recollect.geometry import Geometry
 from recollect.shapes import Float, Tensor
 from recollect.solve.loop import State
-from recollect.span import Fit, LastLayerSpan, Span
+from recollect.span import ExactSpan, Fit, Span
 
 _TRIES = 20
 _LEAST = 1e-8
@@ -45,7 +45,7 @@ class LevenbergMarquardt:
         return False
 
     def flops(self, span: Span, Z: Float[Tensor, "n r"]) -> float:
-        return _linear(span).normal_flops(*Z.shape)
+        return _exact(span).normal_flops(*Z.shape)
 
     def at_rest(self, state: State) -> bool:
         return int(state["rest"]) >= _AT_REST
@@ -59,7 +59,7 @@ class LevenbergMarquardt:
 
     def step(self, span: Span, geometry: Geometry, state: State, jitter: Float[Tensor, ""]) -> tuple[State, Fit]:
         Z, damping, rest = state["Z"], float(state["damping"]), int(state["rest"])
-        fit, normal = _linear(span).linearise(Z, geometry, jitter)
+        fit, normal = _exact(span).linearise(Z, geometry, jitter)
         before = after = float(fit.loss)
         for _ in range(_TRIES):
             trial = geometry.project(Z + normal.step(damping))
@@ -78,9 +78,10 @@ class LevenbergMarquardt:
         }, fit
 
 
-def _linear(span: Span) -> LastLayerSpan:
-    if not isinstance(span, LastLayerSpan):
+def _exact(span: Span) -> ExactSpan:
+    if not isinstance(span, ExactSpan):
         raise OptionError(
-            "expected --parameters last with --solver lm, got others; use --solver gd for other parameters"
+            "expected parameters whose normal equations can be formed with --solver lm, got others; use --solver gd, "
+            "or --parameters last"
         )
     return span

@@ -13,13 +13,16 @@ The gradient never goes through the solve. α minimises the residual, so by the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from recollect.errors import VictimError
-from recollect.shapes import Float, Tensor, Theta
+from recollect.geometry import Geometry
+from recollect.shapes import Float, Int, Tensor, Theta
+from recollect.span.normal import Normal
 from recollect.victim import Victim
 
 
@@ -57,6 +60,46 @@ class Span(Protocol):
 
     def fit(self, X: Float[Tensor, "n d"], *, gradient: bool = True, jitter: Float[Tensor, ""] | None = None) -> Fit:
         """L(X), α and, if asked, ∇_X L."""
+
+
+@runtime_checkable
+class ExactSpan(Span, Protocol):
+    """A span that Levenberg–Marquardt can descend in, and that can say what each point is worth."""
+
+    def unknowns(self, n: int, r: int, geometry: Geometry) -> int:
+        """Coordinates and coefficients of n points, and whatever else is free."""
+
+    def normal_flops(self, n: int, r: int) -> float:
+        """About how many operations a step of Levenberg–Marquardt takes."""
+
+    def linearise(
+        self, Z: Float[Tensor, "n r"], geometry: Geometry, jitter: Float[Tensor, ""] | None = None
+    ) -> tuple[Fit, Normal]:
+        """The fit at Z and the normal equations of Kaufman's linearisation (`span/normal.py`)."""
+
+    def costs(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None) -> Float[Tensor, " n"]:
+        """By how much the loss would rise without each point, the others staying where they are."""
+
+    def gains(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None) -> Gains:
+        """New points → by how much the loss would fall with each of them added to Z; differentiable."""
+
+
+Gains = Callable[[Tensor], Tensor]
+
+
+def cost(inverse: Float[Tensor, "k k"], C: Float[Tensor, "k c"], own: Int[Tensor, "n b"]) -> Float[Tensor, " n"]:
+    """Σ_o C_ioᵀ [(K⁻¹)_ii]⁻¹ C_io: what leaving the rows `own` of each point out adds to ‖R‖², K the Gram."""
+    blocks, C = inverse[own[:, :, None], own[:, None, :]], C[own]
+    rise: Tensor = (C * torch.linalg.solve(blocks, C)).sum((1, 2))
+    return rise
+
+
+def gain(M: Float[Tensor, "m b b"], B: Float[Tensor, "m b c"]) -> Float[Tensor, " m"]:
+    """tr(BᵀM⁻¹B), B = T Rᵀ and M = T P⊥ Tᵀ: what joining a point's rows T to the span takes off ‖R‖²."""
+    # Rows already in the span gain nothing; the loading keeps 0/0 out.
+    M = M + torch.diag_embed(1e-10 * M.diagonal(dim1=1, dim2=2) + 1e-300)
+    fall: Tensor = (B * torch.linalg.solve(M, B)).sum((1, 2))
+    return fall
 
 
 def cast(theta: Theta, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -31,5 +31,10 @@ class Gram:
         X = scale * torch.cholesky_solve(scale * B.double(), self._factor)
         return torch.where(self._sound, X, torch.nan)
 
+    def whiten(self, B: Float[Tensor, "k c"]) -> Float[Tensor, "k c"]:
+        """V with VᵀV = BᵀK⁻¹B, in float64."""
+        V = torch.linalg.solve_triangular(self._factor, self._scale[:, None] * B.double(), upper=False)
+        return torch.where(self._sound, V, torch.nan)
+
     def inverse(self) -> Float[Tensor, "k k"]:
         return self.solve(torch.eye(len(self._scale), dtype=torch.float64, device=self._scale.device))

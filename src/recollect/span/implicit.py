@@ -32,11 +32,14 @@ class ImplicitSpan:
         device: torch.device,
         dtype: torch.dtype,
         tolerance: float = 1e-6,
+        unruled: tuple[str, ...] = (),
     ) -> None:
+        """`unruled`: the parameters because of which there is no layerwise Gram, for the notes."""
         self._weights = Weights(victim, names, device, dtype)
         self._tolerance = tolerance
         self.iterations: list[int] = []
         self._unconverged = 0
+        self._unruled = unruled
 
     @property
     def equations(self) -> int:
@@ -47,7 +50,13 @@ class ImplicitSpan:
         if not self.iterations:
             return ()
         mean = sum(self.iterations) / len(self.iterations)
-        notes = [f"conjugate gradients: {mean:.1f} iterations a solve on average over {len(self.iterations)} solves"]
+        notes = []
+        if self._unruled:
+            notes.append(
+                f"{', '.join(self._unruled[:3])}{' and others' if len(self._unruled) > 3 else ''} belong to layers "
+                "without a rule for the layerwise Gram: conjugate gradients are much slower"
+            )
+        notes += [f"conjugate gradients: {mean:.1f} iterations a solve on average over {len(self.iterations)} solves"]
         if self._unconverged:
             notes.append(
                 f"conjugate gradients stopped above a relative residual of {self._tolerance:g} in "

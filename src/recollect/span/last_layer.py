@@ -14,7 +14,7 @@ import torch
 from recollect.geometry import Geometry
 from recollect.memory import total_memory
 from recollect.shapes import Float, Tensor
-from recollect.span.base import Fit, Weights
+from recollect.span.base import Fit, Gains, Weights, cost, gain
 from recollect.span.gram import Gram
 from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, dense_normal_bytes
 from recollect.span.rows import Endpoints, Rows
@@ -119,10 +119,24 @@ class LastLayerSpan:
         k = self.rows.families
         return explained.C[: k * n].reshape(k, n, -1)
 
+    def costs(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None) -> Float[Tensor, " n"]:
+        explained, n = self.explain(Z, jitter), len(Z)
+        own = torch.arange(self.rows.families * n, device=Z.device).reshape(-1, n).T
+        return cost(explained.gram.inverse(), explained.C.double(), own)
+
+    def gains(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None) -> Gains:
+        explained = self.explain(Z, jitter)
+
+        def gains(Z: Tensor) -> Tensor:
+            T = self.rows(Z)
+            free = explained.orthogonal(T.flatten(0, 1).T).T.reshape(T.shape)
+            return gain(torch.einsum("kmp,lmp->mkl", T, free), torch.einsum("kmp,cp->mkc", T, explained.R))
+
+        return gains
+
     def linearise(
         self, Z: Float[Tensor, "n r"], geometry: Geometry, jitter: Float[Tensor, ""] | None = None
     ) -> tuple[Fit, Normal]:
-        """The fit at Z and the normal equations of Kaufman's linearisation (`span/normal.py`)."""
         Z = Z.detach()
         explained = self.explain(Z, jitter)
         C = self._owned(explained, len(Z))

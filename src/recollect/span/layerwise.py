@@ -1,7 +1,7 @@
 """GGᵀ = Σ_l (A_l A_lᵀ) ∘ (B_l B_lᵀ): all parameters at the price of a few products a layer, and never G.
 
-The gradient of f_k(x_i) with respect to a linear layer is B_ik A_iᵀ, A_i what enters the layer and B_ik = ∂f_k/∂Y_i what
-comes back to it. Hence ⟨∇f_k(x_i), ∇f_m(x_j)⟩ = Σ_l (A_i·A_j)(B_ik·B_jm), and with D_i = Σ_k α_ik B_ik
+The gradient of f_k(x_i) with respect to a linear layer is B_ik A_iᵀ, A_i what enters the layer and B_ik = ∂f_k/∂Y_i
+what comes back to it. Hence ⟨∇f_k(x_i), ∇f_m(x_j)⟩ = Σ_l (A_i·A_j)(B_ik·B_jm), and with D_i = Σ_k α_ik B_ik
 
     (GΔθ)_ik = Σ_l B_ik·(ΔW_l A_i),      R_l = ΔW_l − Σ_i D_i A_iᵀ.
 
@@ -12,16 +12,19 @@ mean and difference, since the two are nearly parallel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from recollect.geometry import Geometry
 from recollect.shapes import Float, Tensor, Theta
-from recollect.span.base import Fit, Weights, cast
+from recollect.span.base import Fit, Gains, Weights, cast, cost, gain
 from recollect.span.gram import Gram
+from recollect.span.normal import DenseNormal, Normal
 from recollect.span.rows import Endpoints, ends
-from recollect.victim import Layer, Tap, Victim
+from recollect.victim import MLP, Bent, Layer, Tap, Victim
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,21 @@ class Passed:
         """The layer's part of G."""
         return torch.einsum("nctb,nta->ncba", self.B, self.A).flatten(2)
 
-    def gram(self) -> Float[Tensor, "n c n c"]:
-        """The layer's part of GGᵀ."""
-        if self.A.shape[1] == 1:
-            A, B = self.A[:, 0], self.B[:, :, 0]
-            return (A @ A.T)[:, None, :, None] * torch.tensordot(B, B, dims=([2], [2]))
-        rows = self.rows()
-        return torch.tensordot(rows, rows, dims=([2], [2]))
+    def gram(self, other: Passed) -> Float[Tensor, "n c m c"]:
+        """The layer's part of the inner products of these points' gradients with others'."""
+        if self.A.shape[1] > 1:
+            return torch.einsum("ncx,mkx->ncmk", self.rows(), other.rows())
+        AA = torch.einsum("nta,mta->nm", self.A, other.A)[:, None, :, None]
+        return torch.mul(AA, torch.einsum("nctb,mktb->ncmk", self.B, other.B))
+
+    def own(self, F: int) -> Float[Tensor, "m f c f c"]:
+        """The same of each point with itself, at its F ends."""
+        A, B = (part.reshape(F, -1, *part.shape[1:]) for part in (self.A, self.B))
+        if A.shape[2] > 1:
+            rows = self.rows().reshape(F, A.shape[1], B.shape[2], -1)
+            return torch.einsum("emkx,fmlx->mekfl", rows, rows)
+        AA = torch.einsum("emta,fmta->mef", A, A)[:, :, None, :, None]
+        return torch.mul(AA, torch.einsum("emktb,fmltb->mekfl", B, B))
 
     def along(self, V: Float[Tensor, "b a"]) -> Float[Tensor, "n c"]:
         """⟨∇f_k(x_i), V⟩."""
@@ -53,10 +64,28 @@ class Passed:
         return D.flatten(0, 1).T @ self.A.flatten(0, 1)
 
 
+@dataclass(frozen=True)
+class ExplainedLayers:
+    """Δθ = Σ_e Σ_ik α_ik ∇f_k(x_i; θ_e) + R, R orthogonal to all those gradients; layer by layer."""
+
+    layers: list[Passed]
+    """Points at θf, then the same at θ0."""
+    gram: Gram
+    mixed: Float[Tensor, "f n c"]
+    alpha: Float[Tensor, "f n c"]
+    R: list[Float[Tensor, "_ _"]]
+
+    @property
+    def squares(self) -> Float[Tensor, " l"]:
+        """‖R_l‖²."""
+        return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in self.R])
+
+
 class LayerwiseSpan:
     """A layer costs 2n²a + 2(nc)²b operations and c backward passes; memory ncb, where G would take ncab.
 
-    Only layers with a rule can take part; `Network.untapped` names the parameters of others.
+    Only layers with a rule can take part; `Network.untapped` names the parameters of others. `balanced` scales the
+    equations of each layer so that all ΔW_l have the same norm: none is explained at the cost of others.
     """
 
     notes: tuple[str, ...] = ()
@@ -70,6 +99,7 @@ class LayerwiseSpan:
         device: torch.device,
         dtype: torch.dtype,
         endpoints: Endpoints = Endpoints.FINAL,
+        balanced: bool = False,
     ) -> None:
         self._weights = Weights(victim, names, device, dtype)
         self._network, self._names = victim.network, frozenset(names)
@@ -77,6 +107,11 @@ class LayerwiseSpan:
         self._mix = torch.tensor(_MIX[len(self._thetas)], dtype=dtype, device=device)
         self._refine = dtype == torch.float64
         self.endpoints = endpoints
+        X = torch.zeros(1, victim.d, dtype=dtype, device=device)
+        self.layers = [tap.layer for tap in self._network.taps(self._thetas[0], X)[1] if self._part(tap.layer)]
+        delta = {layer: self._matrix(self._weights.delta, layer) for layer in self.layers}
+        self._scales = {layer: self._balance(layer, delta[layer]) if balanced else 1.0 for layer in self.layers}
+        self._delta = [self._scales[layer] * delta[layer] for layer in self.layers]
 
     @property
     def name(self) -> str:
@@ -87,68 +122,110 @@ class LayerwiseSpan:
     def equations(self) -> int:
         return self._weights.equations
 
+    def unknowns(self, n: int, r: int, geometry: Geometry) -> int:
+        return n * (geometry.free_dimensions(r) + len(self._thetas) * self._network.c)
+
     def flops(self, n: int) -> float:
         families, c = len(self._thetas), self._network.c
         widths = sum(tensor.shape[0] for tensor in self._weights.delta.values())
         return families * (c + 5) * self._weights.pass_flops(n) / 2 + 2.0 * (families * n * c) ** 2 * widths
 
     def fit(self, X: Float[Tensor, "n d"], *, gradient: bool = True, jitter: Float[Tensor, ""] | None = None) -> Fit:
-        with torch.enable_grad():
-            X = X.detach().requires_grad_()
-            traced = [self._network.taps(theta, X) for theta in self._thetas]
-        traced = [(outputs, [tap for tap in taps if self._part(tap.layer)]) for outputs, taps in traced]
-        layers = [tap.layer for tap in traced[0][1]]
-        passed = [self._passed(*end) for end in traced]
-        delta = [self._matrix(self._weights.delta, layer) for layer in layers]
-        alpha, R = self._explain([_stack(ends) for ends in zip(*passed, strict=True)], delta, jitter)
-        slope = self._slope(X, traced, alpha, R) if gradient else None
-        squares = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in R])
-        return Fit(self._weights.loss(squares.sum()), self._weights.length * alpha.sum(0), slope)
+        X, traced = self._traced(X)
+        explained = self._explain(traced, jitter)
+        slope = self._slope(X, traced, explained) if gradient else None
+        return Fit(self.loss(explained), self._weights.length * explained.alpha.sum(0), slope)
 
-    def _explain(
-        self, layers: list[Passed], delta: list[Tensor], jitter: Tensor | None
-    ) -> tuple[Float[Tensor, "f n c"], list[Tensor]]:
-        """α at each end, and R layer by layer."""
-        F = len(self._thetas)
-        K = torch.stack([layer.gram() for layer in layers]).sum(0)
+    def explain(self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None = None) -> ExplainedLayers:
+        return self._explain(self._traced(X)[1], jitter)
+
+    def loss(self, explained: ExplainedLayers) -> Float[Tensor, ""]:
+        return explained.squares.sum() + sum(self._outside(layer) * self._scales[layer] ** 2 for layer in self.layers)
+
+    def _outside(self, layer: Layer) -> float:
+        """What a restriction put out of reach of this layer."""
+        return self._weights.outside if layer == self._network.first else 0.0
+
+    def _balance(self, layer: Layer, delta: Tensor) -> float:
+        square = float(delta.double().square().sum()) + self._outside(layer)
+        return 1 / math.sqrt(len(self.layers) * square) if square > 0 else 1.0
+
+    def costs(self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None = None) -> Float[Tensor, " n"]:
+        explained = self.explain(X, jitter)
+        shape = explained.mixed.shape
+        own = torch.arange(shape.numel(), device=X.device).reshape(shape).transpose(0, 1).flatten(1)
+        return cost(explained.gram.inverse(), explained.mixed.reshape(-1, 1).double(), own)
+
+    def gains(self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None = None) -> Gains:
+        old = self.explain(X, jitter)
+
+        def gains(X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+            m, F, mix = len(X), len(self._thetas), self._mix
+            traced = self._traced(X, attached=True)[1]
+            layers = [_stack(ends) for ends in zip(*(self._passed(*end, attached=True) for end in traced), strict=True)]
+            shared = torch.stack([new.gram(known) for new, known in zip(layers, old.layers, strict=True)]).sum(0)
+            shared = torch.einsum("ef,fmko->meko", mix, shared.reshape(F, m, -1, shared.shape[2:].numel()))
+            K = torch.stack([layer.own(F) for layer in layers]).sum(0)
+            K = torch.einsum("ef,mfkgl,hg->mekhl", mix, K, mix).flatten(3).flatten(1, 2)
+            # The old rows are mixed as the Gram is.
+            shared = torch.einsum("mbgo,hg->mbho", shared.flatten(1, 2).reshape(m, -1, F, shared.shape[-1] // F), mix)
+            V = old.gram.whiten(shared.reshape(m * K.shape[1], -1).T).T.reshape(m, K.shape[1], -1)
+            b = torch.stack([layer.along(R) for layer, R in zip(layers, old.R, strict=True)]).sum(0)
+            b = torch.einsum("ef,fmk->mek", mix, b.reshape(F, m, -1)).flatten(1)
+            return gain(K - V @ V.transpose(1, 2), b[:, :, None])
+
+        return gains
+
+    def _traced(self, X: Tensor, *, attached: bool = False) -> tuple[Tensor, list[tuple[Tensor, list[Tap]]]]:
+        """The layers at each end; attached: what is made of them can be differentiated by the X given."""
+        with torch.enable_grad():
+            X = X if attached and X.requires_grad else X.detach().requires_grad_()
+            traced = [self._network.taps(theta, X) for theta in self._thetas]
+        return X, [(outputs, [tap for tap in taps if self._part(tap.layer)]) for outputs, taps in traced]
+
+    def _explain(self, traced: list[tuple[Tensor, list[Tap]]], jitter: Tensor | None) -> ExplainedLayers:
+        layers = [_stack(ends) for ends in zip(*(self._passed(*end) for end in traced), strict=True)]
+        F, mix, delta = len(traced), self._mix, self._delta
+        K = torch.stack([layer.gram(layer) for layer in layers]).sum(0)
         rows, c = K.shape[:2]
-        mix = self._mix
         K = torch.einsum("ef,fakgbm,hg->eakhbm", mix, K.reshape(F, rows // F, c, F, rows // F, c), mix)
         gram = Gram(K.reshape(rows * c, rows * c), jitter)
 
         def solve(V: list[Tensor]) -> Tensor:
             b = torch.stack([layer.along(part) for layer, part in zip(layers, V, strict=True)]).sum(0)
-            mixed = gram.solve((mix @ b.reshape(F, -1)).reshape(-1, 1)).to(b.dtype)
-            return (mix.T @ mixed.reshape(F, -1)).reshape(rows, c)
+            return gram.solve((mix @ b.reshape(F, -1)).reshape(-1, 1)).to(b.dtype).reshape(F, -1)
 
-        def rest(alpha: Tensor) -> list[Tensor]:
+        def rest(mixed: Tensor) -> list[Tensor]:
+            alpha = (mix.T @ mixed).reshape(rows, c)
             return [part - layer.combined(alpha) for layer, part in zip(layers, delta, strict=True)]
 
-        alpha = solve(delta)
+        mixed = solve(delta)
         if self._refine:
-            alpha = alpha + solve(rest(alpha))
-        return alpha.reshape(F, rows // F, c), rest(alpha)
+            mixed = mixed + solve(rest(mixed))
+        shape = (F, rows // F, c)
+        return ExplainedLayers(layers, gram, mixed.reshape(shape), (mix.T @ mixed).reshape(shape), rest(mixed))
 
     def _slope(
-        self, X: Tensor, traced: list[tuple[Tensor, list[Tap]]], alpha: Tensor, R: list[Tensor]
+        self, X: Tensor, traced: list[tuple[Tensor, list[Tap]]], explained: ExplainedLayers
     ) -> Float[Tensor, "n d"]:
         """−2∇_X ⟨α, G(X)R⟩ = −2∇_X Σ_l D_i·(R_l A_i), α and R held fixed."""
         correlation = X.new_zeros(())
         with torch.enable_grad():
-            for (outputs, taps), own in zip(traced, alpha, strict=True):
-                back = torch.autograd.grad(outputs, [tap.Y for tap in taps], own, create_graph=True)
-                for tap, D, V in zip(taps, back, R, strict=True):
-                    correlation = correlation + (tap.positions(D) * (self._entering(tap) @ V.T)).sum()
+            for (outputs, taps), alpha in zip(traced, explained.alpha, strict=True):
+                back = torch.autograd.grad(outputs, [tap.Y for tap in taps], alpha, create_graph=True)
+                for tap, D, R in zip(taps, back, explained.R, strict=True):
+                    correlation = correlation + (tap.positions(D) * (self._entering(tap) @ R.T)).sum()
         (slope,) = torch.autograd.grad(correlation, X)
         return -2 * slope
 
-    def _passed(self, outputs: Tensor, taps: list[Tap]) -> list[Passed]:
-        Y = [tap.Y for tap in taps]
+    def _passed(self, outputs: Tensor, taps: list[Tap], *, attached: bool = False) -> list[Passed]:
         c = outputs.shape[1]
         unit = torch.eye(c, dtype=outputs.dtype, device=outputs.device)[:, None, :].expand(c, *outputs.shape)
-        back = torch.autograd.grad(outputs, Y, unit, is_grads_batched=True, retain_graph=True)
+        back = torch.autograd.grad(
+            outputs, [tap.Y for tap in taps], unit, is_grads_batched=True, retain_graph=True, create_graph=attached
+        )
         return [
-            Passed(self._entering(tap).detach(), tap.positions(B).transpose(0, 1))
+            Passed(self._entering(tap) if attached else self._entering(tap).detach(), tap.positions(B).transpose(0, 1))
             for tap, B in zip(taps, back, strict=True)
         ]
 
@@ -161,15 +238,97 @@ class LayerwiseSpan:
         parts = [tap.A] if tap.layer.weight in self._names else []
         if tap.layer.bias in self._names:
             parts.append(tap.A.new_ones(*tap.A.shape[:2], 1))
-        return torch.cat(parts, dim=2)
+        A, scale = torch.cat(parts, dim=2), self._scales[tap.layer]
+        return A if scale == 1.0 else scale * A
 
     def _matrix(self, values: Theta, layer: Layer) -> Float[Tensor, "b a"]:
-        return torch.cat([values[name].flatten(1) if values[name].dim() > 1 else values[name][:, None]
-                          for name in layer.names if name in self._names], dim=1)
+        parts = [values[name] for name in layer.names if name in self._names]
+        return torch.cat([part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts], dim=1)
+
+    # Levenberg–Marquardt.
+
+    def normal_flops(self, n: int, r: int) -> float:
+        widths = sum(tensor.shape[0] for tensor in self._weights.delta.values())
+        return 4.0 * widths * (n * r) ** 2
+
+    def linearise(
+        self, Z: Float[Tensor, "n r"], geometry: Geometry, jitter: Float[Tensor, ""] | None = None
+    ) -> tuple[Fit, Normal]:
+        """The fit at Z and the normal equations of Kaufman's linearisation."""
+        Z, traced = self._traced(Z)
+        explained = self._explain(traced, jitter)
+        slope = self._slope(Z, traced, explained)
+        Z = Z.detach()
+        barred = torch.nn.functional.normalize(Z - geometry.tangent(Z, Z), dim=1)
+        fit = Fit(self.loss(explained), self._weights.length * explained.alpha.sum(0), slope)
+        N = self._normal_matrix(Z, geometry, explained)
+        return fit, DenseNormal(N, geometry.tangent(Z, slope) / 2, barred, geometry.frame(Z))
+
+    def _normal_matrix(self, Z: Tensor, geometry: Geometry, explained: ExplainedLayers) -> Float[Tensor, "nr nr"]:
+        """MᵀM − (GM)ᵀK⁻¹GM, column (i, a) of M being the change of Σ_e Σ_l D_i A_iᵀ with z_ia."""
+        assert isinstance(self._network, MLP)
+        n, r = Z.shape
+        F = len(self._thetas)
+        ends_ = [
+            self._network.bent(theta, Z, alpha) for theta, alpha in zip(self._thetas, explained.alpha, strict=True)
+        ]
+        N = Z.new_zeros(n * r, n * r)
+        GM = Z.new_zeros(F, n, self._network.c, n, r)
+        for k, layer in enumerate(self.layers):
+            at = [
+                self._moved(next(b for b in end if b.layer is layer or b.layer == layer), geometry, Z) for end in ends_
+            ]
+            B = explained.layers[k].B[:, :, 0].reshape(F, n, -1, explained.layers[k].B.shape[-1])
+            for e, one in enumerate(at):
+                for f, other in enumerate(at[: e + 1]):
+                    block = _products(one, other)
+                    N += block if e == f else block + block.T
+                # G at every end g with the moves at end e
+                for g, row in enumerate(at):
+                    GM[g] += (
+                        torch.einsum("ncb,mb->ncm", B[g], one.D)[..., None]
+                        * torch.einsum("na,amr->nmr", row.A, one.dA)[:, None]
+                    )
+                    if one.dD is not None:
+                        GM[g] += torch.einsum("ncb,bmr->ncmr", B[g], one.dD) * (row.A @ one.A.T)[:, None, :, None]
+        GM = torch.einsum("ef,fnkmr->enkmr", self._mix, GM).reshape(-1, n * r)
+        V = explained.gram.whiten(GM).to(N.dtype)
+        return N.addmm_(V.T, V, alpha=-1)
+
+    def _moved(self, bent: Bent, geometry: Geometry, Z: Tensor) -> Bent:
+        """The bias joined, the scale applied, and only moves the geometry allows."""
+        A, dA, scale = bent.A, bent.dA, self._scales[bent.layer]
+        if bent.layer.weight not in self._names:
+            A, dA = A[:, :0], dA[:0]
+        if bent.layer.bias in self._names:
+            A = torch.cat([A, A.new_ones(len(A), 1)], dim=1)
+            dA = torch.cat([dA, dA.new_zeros(1, *dA.shape[1:])])
+        dD = None if bent.dD is None else geometry.tangent(Z, bent.dD)
+        return Bent(bent.layer, scale * A, scale * geometry.tangent(Z, dA), bent.D, dD)
 
 
 _MIX = {1: [[1.0]], 2: [[0.5, 0.5], [1.0, -1.0]]}
 """From θf and θ0 to their mean and difference."""
+
+
+def _products(one: Bent, other: Bent) -> Float[Tensor, "nr nr"]:
+    """⟨∂_a(D_i A_iᵀ), ∂_b(D_j A_jᵀ)⟩ of one layer, at two ends or the same."""
+    n, r = one.dA.shape[1:]
+    N = (one.dA.reshape(-1, n * r).T @ other.dA.reshape(-1, n * r)).reshape(n, r, n, r)
+    N *= (one.D @ other.D.T)[:, None, :, None]
+    if one.dD is not None and other.dD is not None:
+        N += (one.dD.reshape(-1, n * r).T @ other.dD.reshape(-1, n * r)).reshape(n, r, n, r) * (one.A @ other.A.T)[
+            :, None, :, None
+        ]
+        N += (
+            torch.einsum("bnr,mb->nrm", one.dD, other.D)[..., None]
+            * torch.einsum("na,ams->nms", one.A, other.dA)[:, None]
+        )
+        N += (
+            torch.einsum("nb,bms->nms", one.D, other.dD)[:, None]
+            * torch.einsum("anr,ma->nrm", one.dA, other.A)[..., None]
+        )
+    return N.reshape(n * r, n * r)
 
 
 def _stack(ends: Sequence[Passed]) -> Passed:

@@ -1,7 +1,20 @@
 """Checkpoints and networks: what an attack is given."""
 
+from recollect.victim.activations import activation
 from recollect.victim.infer import Architecture
-from recollect.victim.network import MLP, Layer, Network, Tap, initial_theta, mlp, random_features
+from recollect.victim.network import MLP, Bent, Layer, Network, Tap, initial_theta, mlp, random_features
 from recollect.victim.victim import Victim
 
-__all__ = ["MLP", "Architecture", "Layer", "Network", "Tap", "Victim", "initial_theta", "mlp", "random_features"]
+__all__ = [
+    "MLP",
+    "Architecture",
+    "Bent",
+    "Layer",
+    "Network",
+    "Tap",
+    "Victim",
+    "activation",
+    "initial_theta",
+    "mlp",
+    "random_features",
+]

@@ -22,6 +22,23 @@ class Activation:
     derivative: Callable[[Tensor], Tensor]
     """φ'(t); 0 (or the slope on the left) where φ has a kink."""
     homogeneous: bool
+    kink: tuple[float, float] | None = None
+    """The slopes left and right of zero, where φ is two straight lines."""
+
+    def smoothed(self, tau: float) -> Activation:
+        """φ with its kink spread over a width τ: at + (b − a)·t·sigmoid(t/τ). Smooth ones stay as they are."""
+        if self.kink is None:
+            return self
+        left, right = self.kink
+
+        def phi(t: Tensor) -> Tensor:
+            return left * t + (right - left) * t * torch.sigmoid(t / tau)
+
+        def derivative(t: Tensor) -> Tensor:
+            gate = torch.sigmoid(t / tau)
+            return left + (right - left) * (gate + t / tau * gate * (1 - gate))
+
+        return Activation(f"{self.name} over {tau:g}", phi, derivative, homogeneous=False)
 
 
 def _gelu_slope(t: Tensor) -> Tensor:
@@ -31,12 +48,13 @@ def _gelu_slope(t: Tensor) -> Tensor:
 _KNOWN = {
     activation.name: activation
     for activation in (
-        Activation("relu", torch.relu, lambda t: (t > 0).to(t), homogeneous=True),
+        Activation("relu", torch.relu, lambda t: (t > 0).to(t), homogeneous=True, kink=(0.0, 1.0)),
         Activation(
             "leaky-relu",
             torch.nn.functional.leaky_relu,
             lambda t: torch.where(t > 0, torch.ones_like(t), 0.01),
             homogeneous=True,
+            kink=(0.01, 1.0),
         ),
         Activation("tanh", torch.tanh, lambda t: 1 - torch.tanh(t).square(), homogeneous=False),
         Activation("sigmoid", torch.sigmoid, lambda t: torch.sigmoid(t) * torch.sigmoid(-t), homogeneous=False),

@@ -12,6 +12,7 @@ from torch import nn
 
 from recollect.errors import VictimError
 from recollect.shapes import Float, Tensor, Theta
+from recollect.victim.activations import Activation
 from recollect.victim.network import Layer, Tap
 
 
@@ -40,6 +41,9 @@ class ModuleNetwork:
                 )
             input_shape = (first.in_features,)
         self._module = copy.deepcopy(module).eval().requires_grad_(False)
+        for layer in self._module.modules():
+            if hasattr(layer, "inplace"):  # what enters it is looked at later
+                setattr(layer, "inplace", False)  # noqa: B010
         self._last_name = last_name
         self._U: Tensor | None = None
         self.input_shape = tuple(input_shape)
@@ -84,6 +88,19 @@ class ModuleNetwork:
     def taps(self, theta: Theta, X: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n c"], tuple[Tap, ...]]:
         outputs, calls = self._calls(self._tapped, theta, X)
         return outputs, tuple(_tap(name, *calls[name][0]) for name in self._tapped)
+
+    def smoothed(self, theta: Theta, X: Float[Tensor, "n d"], tau: float) -> ModuleNetwork:
+        """Kinks that are modules of their own (`nn.ReLU`, `nn.LeakyReLU`) are replaced; others stay."""
+        kinks = tuple(name for name, layer in self._module.named_modules() if isinstance(layer, nn.ReLU | nn.LeakyReLU))
+        calls = self._calls(kinks, theta, X)[1]
+        smooth = copy.copy(self)
+        smooth._module = copy.deepcopy(self._module)
+        for name in kinks:
+            layer = self._module.get_submodule(name)
+            left = layer.negative_slope if isinstance(layer, nn.LeakyReLU) else 0.0
+            seen = torch.cat([entered.flatten() for _, entered, _ in calls[name]])
+            smooth._module.set_submodule(name, _Gradual(left, tau * float(seen.square().mean().sqrt())))
+        return smooth
 
     def restrict(self, U: Float[Tensor, "d r"]) -> ModuleNetwork:
         restricted = copy.copy(self)
@@ -160,6 +177,17 @@ class ModuleNetwork:
         H1, H2 = self.features(theta, X), self.features(theta, 2 * X)
         ratio = H2.norm() / H1.norm().clamp_min(1e-300)
         return self.last.bias is None and torch.allclose(H2, ratio * H1, rtol=1e-9, atol=1e-12)
+
+
+class _Gradual(nn.Module):
+    """A kink between the slopes `left` and 1, spread over a width τ."""
+
+    def __init__(self, left: float, tau: float) -> None:
+        super().__init__()
+        self._phi = Activation("", torch.relu, torch.relu, homogeneous=False, kink=(left, 1.0)).smoothed(tau).phi
+
+    def forward(self, t: Tensor) -> Tensor:
+        return self._phi(t)
 
 
 def _ruled(layer: nn.Module) -> bool:

@@ -16,7 +16,7 @@ import torch
 
 from recollect.errors import OptionError
 from recollect.shapes import Float, Tensor, Theta
-from recollect.victim.activations import activation
+from recollect.victim.activations import Activation, activation
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,18 @@ class Tap:
         if self.channels_first:
             return B.flatten(before + 1).transpose(-1, -2)
         return B.reshape(*B.shape[:before], -1, B.shape[-1])
+
+
+@dataclass(frozen=True)
+class Bent:
+    """A layer's part D_i A_iᵀ of Σ_k α_k ∇f_k(x_i), and how both factors move with x_i."""
+
+    layer: Layer
+    A: Float[Tensor, "n a"]
+    dA: Float[Tensor, "a n d"]
+    D: Float[Tensor, "n b"]
+    dD: Float[Tensor, "b n d"] | None
+    """None where D is constant but for jumps, as it is with ReLU."""
 
 
 @runtime_checkable
@@ -101,6 +113,9 @@ class Network(Protocol):
     def taps(self, theta: Theta, X: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n c"], tuple[Tap, ...]]:
         """f(x_i; θ), and each trained layer as it was used on the way."""
 
+    def smoothed(self, theta: Theta, X: Float[Tensor, "n d"], tau: float) -> Network:
+        """The network with its kinks spread over τ times the size of what meets them when X goes through it."""
+
     def restrict(self, U: Float[Tensor, "d r"]) -> Network:
         """The network z ↦ f(Uz; θ'), θ' from `restrict_theta`."""
 
@@ -117,6 +132,8 @@ class MLP:
     activation: str = "relu"
     scale: float = 1.0
     frozen: frozenset[str] = frozenset()
+    smoothing: tuple[float, ...] = ()
+    """The width over which each hidden layer's kinks are spread; empty: not at all."""
 
     @property
     def d(self) -> int:
@@ -145,31 +162,34 @@ class MLP:
 
     @property
     def identity(self) -> str:
-        return f"{self.widths} {self.layers} {self.activation} {self.scale} {sorted(self.frozen)}"
+        return f"{self.widths} {self.layers} {self.activation} {self.scale} {sorted(self.frozen)} {self.smoothing}"
 
     @property
     def homogeneous(self) -> bool:
-        return activation(self.activation).homogeneous and all(layer.bias is None for layer in self.layers)
+        return all(phi.homogeneous for phi in self._phis) and all(layer.bias is None for layer in self.layers)
+
+    @property
+    def _phis(self) -> list[Activation]:
+        phi = activation(self.activation)
+        return [phi.smoothed(tau) for tau in self.smoothing] if self.smoothing else [phi] * (self.depth - 1)
 
     def __call__(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
         return _linear(theta, self.last, self.features(theta, X))
 
     def features(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
-        phi = activation(self.activation).phi
         H = X
-        for layer in self.layers[:-1]:
-            H = phi(_linear(theta, layer, H))
+        for layer, phi in zip(self.layers, self._phis, strict=False):
+            H = phi.phi(_linear(theta, layer, H))
         return H if self.scale == 1.0 else self.scale * H
 
     def jacobian(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "p n d"]:
         # J_l = diag φ'(t_l) W_l J_{l−1}, from J_0 = I: one product a layer for all points at once.
-        phi, slope = activation(self.activation).phi, activation(self.activation).derivative
         n, d = X.shape
         H, J = X, None
-        for layer in self.layers[:-1]:
+        for layer, phi in zip(self.layers, self._phis, strict=False):
             t, W = _linear(theta, layer, H), theta[layer.weight]
             moved = W[:, None, :] if J is None else (W @ J.reshape(-1, n * d)).reshape(-1, n, d)
-            H, J = phi(t), slope(t).T[:, :, None] * moved
+            H, J = phi.phi(t), phi.derivative(t).T[:, :, None] * moved
         if J is None:
             return torch.eye(d).to(X)[:, None, :].expand(d, n, d)
         return J if self.scale == 1.0 else self.scale * J
@@ -177,14 +197,53 @@ class MLP:
     untapped: ClassVar[tuple[str, ...]] = ()
 
     def taps(self, theta: Theta, X: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n c"], tuple[Tap, ...]]:
-        phi = activation(self.activation).phi
         H, taps = X, []
-        for layer in self.layers:
-            A = self.scale * H if layer is self.last and self.scale != 1.0 else H
-            Y = _linear(theta, layer, A)
-            taps.append(Tap(layer, A[:, None, :], Y))
-            H = phi(Y)
+        for layer, phi in zip(self.layers, self._phis, strict=False):
+            Y = _linear(theta, layer, H)
+            taps.append(Tap(layer, H[:, None, :], Y))
+            H = phi.phi(Y)
+        H = H if self.scale == 1.0 else self.scale * H
+        Y = _linear(theta, self.last, H)
+        taps.append(Tap(self.last, H[:, None, :], Y))
         return Y, tuple(tap for tap in taps if tap.layer.weight not in self.frozen)
+
+    def bent(self, theta: Theta, X: Float[Tensor, "n d"], alpha: Float[Tensor, "n c"]) -> list[Bent]:
+        # Forwards ∂t_l = W_l ∂A_l and ∂A_{l+1} = φ'(t_l) ∂t_l, as in `jacobian`;
+        # backwards D_l = W_{l+1}ᵀD_{l+1} ∘ φ'(t_l), and its derivative.
+        n, d = X.shape
+        A, dA = X, torch.eye(d, dtype=X.dtype, device=X.device)[:, None, :].expand(d, n, d)
+        entered, passed = [], []
+        for layer, phi in zip(self.layers, self._phis, strict=False):
+            entered.append((A, dA))
+            t = _linear(theta, layer, A)
+            slope, bend, *_ = torch.func.jvp(phi.derivative, (t,), (torch.ones_like(t),))
+            dt = (theta[layer.weight] @ dA.reshape(-1, n * d)).reshape(-1, n, d)
+            passed.append((slope.T, bend.T, dt))
+            A, dA = phi.phi(t), slope.T[:, :, None] * dt
+        A, dA = self.scale * A, self.scale * dA
+        entered.append((A, dA))
+        D, dD = alpha.T, None  # the other way round from A: b×n, as ∂D is b×n×d
+        bents = [Bent(self.last, A, dA, alpha, None)]
+        straight = all(phi.kink is not None for phi in self._phis)
+        factor = self.scale
+        for k in range(self.depth - 2, -1, -1):
+            W, (slope, bend, dt) = factor * theta[self.layers[k + 1].weight], passed[k]
+            back = W.T @ D
+            further = None if dD is None else (W.T @ dD.reshape(-1, n * d)).reshape(-1, n, d) * slope[:, :, None]
+            if not straight:
+                own = (back * bend)[:, :, None] * dt
+                further = own if further is None else further + own
+            D, dD, factor = back * slope, further, 1.0
+            bents.append(Bent(self.layers[k], *entered[k], D.T, dD))
+        return [bent for bent in reversed(bents) if bent.layer.weight not in self.frozen]
+
+    def smoothed(self, theta: Theta, X: Float[Tensor, "n d"], tau: float) -> MLP:
+        H, widths = X, []
+        for layer, phi in zip(self.layers, self._phis, strict=False):
+            t = _linear(theta, layer, H)
+            widths.append(tau * float(t.square().mean().sqrt()))
+            H = phi.phi(t)
+        return replace(self, smoothing=tuple(widths))
 
     def restrict(self, U: Float[Tensor, "d r"]) -> MLP:
         return replace(self, widths=(U.shape[1], *self.widths[1:]))

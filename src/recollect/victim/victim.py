@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -125,6 +126,13 @@ class Victim:
             U = U.to(delta)
             restricted.outside = self.outside + float((delta - (delta @ U) @ U.T).square().sum())
         return restricted
+
+    def smoothed(self, X: Float[Tensor, "n d"], tau: float) -> Victim:
+        """The same weights in a network whose gates open gradually (`Network.smoothed`)."""
+        theta = {name: value.double() if value.is_floating_point() else value for name, value in self.theta_f.items()}
+        smooth = copy.copy(self)
+        smooth.network = self.network.smoothed(theta, X.double().to(next(iter(theta.values())).device), tau)
+        return smooth
 
     def __repr__(self) -> str:
         return f"Victim({self.describe()})"

@@ -1,4 +1,4 @@
-"""`auto`: Levenberg–Marquardt in stages, each from where the one before it ended. docs/method.md derives them.
+"""`auto` on the last layer: Levenberg–Marquardt in stages, each from where the one before it ended.
 
 1. From a random start, features at θf, signs lifted where they hide: few unknowns, a wide valley.
 2. Respawn: points that explain nothing are put where most is left to explain.
@@ -14,28 +14,21 @@ Nothing here knows the data. Respawns and turns are kept only if they lower the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from recollect.geometry import Geometry, SharedSubspace, random_start
+from recollect.geometry import SharedSubspace, random_start
 from recollect.memory import total_memory
-from recollect.options import Auto
-from recollect.problem import Problem
-from recollect.result import Stage
-from recollect.search import Search
 from recollect.seeds import stream
 from recollect.shapes import Float, Int, Tensor
-from recollect.solve import LevenbergMarquardt, Outcome, Status
+from recollect.solve import Outcome
 from recollect.solve.confidence import DOUBTFUL, doubtful, expected_errors
-from recollect.solve.respawn import costs, spawn
+from recollect.solve.respawn import spawn
 from recollect.solve.signs import find_signs, sign_system
 from recollect.span import Endpoints, LastLayerSpan, Parity
-from recollect.threads import threads_for
+from recollect.stages.base import EXACT, Stages
 
-UNSETTLED = "signs are not settled"
-EXACT = 1e-20
-"""A residual at the rounding of float64: nothing is left to explain."""
 _BETTER = 0.99
 _AS_GOOD = 10.0
 """Without the free linear part the residual of the same points is a little larger; with a wrong sign, much."""
@@ -55,44 +48,8 @@ _CLEAR_GAP = 1e6
 """A gap in the spectrum of ΔW_1 above which Û is as good as float64 makes it."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """Where an attack ended: points, the problem whose coordinates they are in, the span that judges them."""
-
-    problem: Problem
-    span: LastLayerSpan
-    outcome: Outcome
-    stages: tuple[Stage, ...]
-    notes: tuple[str, ...]
-
-
-class Interrupted(Exception):
-    """Ctrl-C during a run; what it had found is kept."""
-
-
-class Stages:
-    """The state that stages hand on: problem, span, outcome; and what is told of them: stages, notes."""
-
-    def __init__(self, problem: Problem, search: Search, options: Auto, seed: int) -> None:
-        self._search, self._options, self._seed = search, options, seed
-        self._solver = LevenbergMarquardt(iterations=options.iterations)
-        self.problem = problem
-        self.stages: tuple[Stage, ...] = ()
-        self.notes: tuple[str, ...] = ()
-        self._kept: tuple[Problem, LastLayerSpan, Outcome] | None = None
-
-    def run(self, n: int | None) -> Found:
-        """n None: as many points as the residual asks for."""
-        flops = self._span(Endpoints.FINAL, False).normal_flops(n or self.problem.r, self.problem.r)
-        try:
-            with threads_for(flops, self.problem.device):  # what is done between runs is no larger than a step
-                self._all(n)
-        except (Interrupted, KeyboardInterrupt):
-            if self._kept is None:
-                raise KeyboardInterrupt from None
-            self._kept = (*self._kept[:2], replace(self._kept[2], status=Status.INTERRUPTED))
-        assert self._kept is not None
-        return Found(*self._kept, self.stages, self.notes)
+class LastLayerStages(Stages[LastLayerSpan]):
+    """Features at θf, respawn, both endpoints, turning Û, respawn, signs."""
 
     def _all(self, n: int | None) -> None:
         problem, attack = self.problem, self.problem.attack
@@ -127,26 +84,11 @@ class Stages:
             few = "too few equations to lift the signs: some points may be stuck on the wrong side"
             self._signs_open(few if parity is Parity.LINEAR else parity.value)
 
-    # What the rest looks at.
-
-    @property
-    def span(self) -> LastLayerSpan:
-        assert self._kept is not None
-        return self._kept[1]
-
-    @property
-    def outcome(self) -> Outcome:
-        assert self._kept is not None
-        return self._kept[2]
-
-    @property
-    def Z(self) -> Float[Tensor, "n r"]:
-        return self.outcome.Z
+    def _step_flops(self, n: int | None) -> float:
+        return self._span(Endpoints.FINAL, False).normal_flops(n or self.problem.r, self.problem.r)
 
     def _span(self, endpoints: Endpoints, lifted: bool) -> LastLayerSpan:
-        span = self.problem.span(0, endpoints, lifted=lifted)
-        assert isinstance(span, LastLayerSpan)  # what `Auto` is for
-        return span
+        return self.problem.last_layer(endpoints, lifted=lifted)
 
     def _counts(self, n: int, span: LastLayerSpan) -> bool:
         return self.problem.unknowns(n, span) <= self.problem.equations
@@ -230,7 +172,7 @@ class Stages:
         while len(self.Z) > 1 and self.outcome.loss < min(0.5, max(_TOO_FAR * began, EXACT)):
             Z = self.Z
             for _ in range(min(batch, len(Z) - 1)):
-                cost = costs(span, Z, self._jitter).nan_to_num(torch.inf)
+                cost = span.costs(Z, self._jitter).nan_to_num(torch.inf)
                 Z = Z[torch.arange(len(Z), device=Z.device) != cost.argmin()]
             outcome = self._descend("pruning", span, Z)
             iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
@@ -342,47 +284,6 @@ class Stages:
         outcome = self._descend("signs settled", plain, signed)
         self._keep(plain, outcome)
         self._tell(signs.how, outcome)
-
-    def _signs_open(self, why: str) -> None:
-        if self.outcome.status in (Status.CONVERGED, Status.STATIONARY):
-            self._keep(self.span, replace(self.outcome, status=Status.SIGNS))
-        self._note(f"{UNSETTLED}: {why}")
-
-    # How it is done.
-
-    @property
-    def _jitter(self) -> Float[Tensor, ""]:
-        return torch.tensor(self.outcome.jitter, dtype=torch.float64, device=self.problem.device)
-
-    def _descend(
-        self, name: str, span: LastLayerSpan, Z: Float[Tensor, "n r"], geometry: Geometry | None = None
-    ) -> Outcome:
-        outcome = self._search.minimise(
-            name,
-            self._solver,
-            span,
-            geometry or self.problem.geometry,
-            Z,
-            tolerance=max(EXACT, self.problem.attack.tolerance),
-        )
-        if outcome.status is Status.INTERRUPTED:
-            if self._kept is None or (span is self.span and len(Z) == len(self.Z) and outcome.loss < self.outcome.loss):
-                self._keep(span, outcome)
-            raise Interrupted
-        return outcome
-
-    def _keep(self, span: LastLayerSpan, outcome: Outcome) -> None:
-        trace = outcome.trace
-        if self._kept is not None and trace is not self._kept[2].trace:
-            trace = torch.cat([self._kept[2].trace, trace])
-        self._kept = (self.problem, span, replace(outcome, trace=trace))
-
-    def _note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes += (note,)
-
-    def _tell(self, name: str, outcome: Outcome) -> None:
-        self.stages += (Stage(name, outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value),)
 
 
 def _loosest(errors: Float[Tensor, " n"]) -> Int[Tensor, " m"]:

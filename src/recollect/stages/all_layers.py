@@ -1,0 +1,166 @@
+"""`auto` on all layers: Levenberg–Marquardt while the gates of the network close, each stage from the one before it.
+
+∂f/∂W_1 = (W_2ᵀα ∘ gate(W_1x)) xᵀ jumps wherever x crosses the kink of a unit, and between the jumps nothing tells which
+way to go. With gates that open gradually, φ_τ(t) = t·sigmoid(t/τ), the landscape is smooth; at τ = 1 descents from
+random starts mostly meet in one minimum, and lowering τ step by step leads from there to the data.
+
+1. From a random start at θf, τ from 1 to 0.02.
+2. Respawn: points that explain next to nothing are put where most is left to explain, and τ falls again.
+3. Both endpoints, and respawn once more.
+4. Hard gates: the network as it is.
+5. The last layer alone, which two endpoints explain much better: kept if it holds the points more firmly, which it does
+   where the network is wide enough for it.
+
+The layers' residuals are scaled to equal norm until then. Nothing here knows the data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from recollect.geometry import random_start
+from recollect.seeds import stream
+from recollect.shapes import Float, Int, Tensor
+from recollect.solve import LevenbergMarquardt, Outcome
+from recollect.solve.confidence import DOUBTFUL, expected_errors
+from recollect.solve.respawn import spawn
+from recollect.span import Endpoints, ExactSpan, Parity
+from recollect.stages.base import Stages
+
+_FALLING = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.02)
+_AGAIN = (0.5, 0.12, 0.03, 0.02)
+_BOTH = (0.1, 0.05, 0.02)
+_CLOSED = (0.01, 0.0)
+_LITTLE = 0.2
+"""A point that costs so much less than most explains nothing of its own."""
+_BETTER = 0.99
+_PATIENCE = 4
+_RUNG = LevenbergMarquardt(iterations=30, settled=1e-3)
+"""A stop on the way down need not be exact."""
+
+
+class AllLayerStages(Stages[ExactSpan]):
+    """Gates close at θf, respawn, both endpoints, respawn, hard gates, the last layer."""
+
+    def _all(self, n: int | None) -> None:
+        assert n is not None  # `reconstruct` has asked for it
+        problem = self.problem
+        endpoints = problem.attack.endpoints or (Endpoints.BOTH if problem.moving else Endpoints.FINAL)
+        one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
+        self._start(n, one)
+        self._respawn(one)
+        if endpoints is Endpoints.BOTH:
+            self._descend_through("both endpoints", _BOTH, endpoints)
+            self._respawn(endpoints)
+        self._descend_through("hard gates", _CLOSED, endpoints)
+        self._last_layer(endpoints)
+        if problem.parity in (Parity.EVEN, Parity.ODD):
+            self._signs_open(problem.parity.value)
+
+    def _step_flops(self, n: int | None) -> float:
+        return self._span(Endpoints.FINAL, 0.0).normal_flops(n or 1, self.problem.r)
+
+    def _span(self, endpoints: Endpoints, tau: float) -> ExactSpan:
+        return self.problem.layerwise(endpoints, tau=tau, balanced=True)
+
+    # One stage each.
+
+    def _start(self, n: int, endpoints: Endpoints) -> None:
+        geometry, attack = self.problem.geometry, self.problem.attack
+        best: tuple[ExactSpan, Outcome] | None = None
+        for restart in range(attack.restarts):
+            Z = random_start(geometry, n, self.problem.r, stream(f"start {restart}", self._seed))
+            span, outcome = self._through(
+                "random start", _FALLING, endpoints, Z.to(self.problem.device, self.problem.dtype)
+            )
+            self._tell(f"random start {restart + 1}, gates closing", outcome)
+            if best is None or outcome.loss < best[1].loss:
+                best = span, outcome
+                self._keep(*best)
+
+    def _descend_through(self, name: str, rungs: tuple[float, ...], endpoints: Endpoints) -> None:
+        span, outcome = self._through(name, rungs, endpoints, self.Z)
+        self._keep(span, outcome)
+        self._tell(name, outcome)
+
+    def _respawn(self, endpoints: Endpoints) -> None:
+        """While points explain little, or are held loosely: drop some, put new ones where most is left, close again."""
+        generator = stream(f"respawn {len(self.stages)}", self._seed)
+        failures, tried, iterations, seconds = 0, 0, 0, 0.0
+        while tried < self._options.rounds and failures < _PATIENCE:
+            costs = self.span.costs(self.Z, self._jitter).nan_to_num(0.0).cpu()
+            errors = expected_errors(self.span, self.problem.geometry, self.Z, self._jitter).cpu()
+            wrong = (costs < _LITTLE * costs.median()) | (errors > DOUBTFUL)
+            if not bool(wrong.any()) or len(costs) == 1:
+                break
+            outcome = self._round(endpoints, _cheapest(costs, wrong, failures, generator), generator)
+            tried, iterations, seconds = tried + 1, iterations + outcome.iterations, seconds + outcome.seconds
+            if outcome.loss < _BETTER * self.outcome.loss:
+                failures = 0
+                self._keep(self.span, outcome)
+            else:
+                failures += 1
+        if tried:
+            ended = replace(self.outcome, iterations=iterations, seconds=seconds)
+            self._tell(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
+
+    def _round(self, endpoints: Endpoints, dropped: Int[Tensor, " m"], generator: torch.Generator) -> Outcome:
+        stays = torch.ones(len(self.Z), dtype=torch.bool)
+        stays[dropped] = False
+        span = self._span(endpoints, _AGAIN[0] if self._kinked else 0.0)
+        alone = self._descend("respawn", span, self.Z[stays.to(self.Z.device)], solver=_RUNG)
+        Z = alone.Z
+        while len(Z) < len(self.Z):  # fewer than were dropped, if no more than that stand apart
+            Z = torch.cat([Z, spawn(span, self.problem.geometry, Z, len(self.Z) - len(Z), generator, self._jitter)])
+        outcome = self._through("respawn", _AGAIN, endpoints, Z)[1]
+        return replace(
+            outcome, iterations=outcome.iterations + alone.iterations, seconds=outcome.seconds + alone.seconds
+        )
+
+    def _last_layer(self, endpoints: Endpoints) -> None:
+        """Fewer equations, better explained: whether that is worth it is what ê says (`solve/confidence.py`)."""
+        problem = self.problem
+        if not set(problem.victim.network.last.names) <= set(problem.victim.select(problem.attack.parameters)):
+            return
+        span = problem.last_layer(endpoints)
+        if span.unknowns(len(self.Z), problem.r, problem.geometry) > span.equations:
+            return
+        outcome = self._descend("last layer alone", span, self.Z)
+        before = expected_errors(self.span, problem.geometry, self.Z, self._jitter).median()
+        after = expected_errors(span, problem.geometry, outcome.Z, self._jitter).median()
+        if math.isfinite(outcome.loss) and float(after) < float(before):
+            self._keep(span, outcome)
+            self._tell("last layer alone", outcome)
+
+    # How gates close.
+
+    @property
+    def _kinked(self) -> bool:
+        """Whether there is anything to smooth."""
+        return self.problem.smooths
+
+    def _through(
+        self, name: str, rungs: tuple[float, ...], endpoints: Endpoints, Z: Float[Tensor, "n r"]
+    ) -> tuple[ExactSpan, Outcome]:
+        """One descent a rung, each from where the one before it ended."""
+        iterations, seconds = 0, 0.0
+        for tau in rungs if self._kinked else (0.0,):
+            span = self._span(endpoints, tau)
+            outcome = self._descend(f"{name}, gates over {tau:g}", span, Z, solver=None if tau == 0 else _RUNG)
+            Z, iterations, seconds = outcome.Z, iterations + outcome.iterations, seconds + outcome.seconds
+        return span, replace(outcome, iterations=iterations, seconds=seconds)
+
+
+def _cheapest(
+    costs: Float[Tensor, " n"], wrong: Tensor, failures: int, generator: torch.Generator
+) -> Int[Tensor, " m"]:
+    """Of the points that seem wrong those that explain least, at most a tenth of all; when that failed, any few."""
+    if failures == 0:
+        order = costs.argsort(stable=True)
+        return order[wrong[order]][: max(1, len(costs) // 10)]
+    most = max(1, min(len(costs) - 1, math.ceil(len(costs) / 10)))
+    count = int(torch.randint(1, most + 1, (), generator=generator))
+    return torch.multinomial(1 / costs.clamp_min(1e-3 * float(costs.median()) + 1e-300), count, generator=generator)

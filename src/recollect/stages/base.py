@@ -1,0 +1,130 @@
+"""What every sequence of stages shares: the state they hand on, and how a descent is run, kept and told of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import torch
+
+from recollect.geometry import Geometry
+from recollect.options import Auto
+from recollect.problem import Problem
+from recollect.result import Stage
+from recollect.search import Search
+from recollect.shapes import Float, Tensor
+from recollect.solve import LevenbergMarquardt, Outcome, Status
+from recollect.span import ExactSpan
+from recollect.threads import threads_for
+
+UNSETTLED = "signs are not settled"
+EXACT = 1e-20
+"""A residual at the rounding of float64: nothing is left to explain."""
+
+S = TypeVar("S", bound=ExactSpan)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where an attack ended: points, the problem whose coordinates they are in, the span that judges them."""
+
+    problem: Problem
+    span: ExactSpan
+    outcome: Outcome
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...]
+
+
+class Interrupted(Exception):
+    """Ctrl-C during a run; what it had found is kept."""
+
+
+class Stages(ABC, Generic[S]):
+    """The state that stages hand on: problem, span, outcome; and what is told of them: stages, notes."""
+
+    def __init__(self, problem: Problem, search: Search, options: Auto, seed: int) -> None:
+        self._search, self._options, self._seed = search, options, seed
+        self._solver = LevenbergMarquardt(iterations=options.iterations)
+        self.problem = problem
+        self.stages: tuple[Stage, ...] = ()
+        self.notes: tuple[str, ...] = ()
+        self._kept: tuple[Problem, S, Outcome] | None = None
+
+    def run(self, n: int | None) -> Found:
+        """n None: as many points as the residual asks for."""
+        try:
+            with threads_for(self._step_flops(n), self.problem.device):  # what is done between runs is no larger
+                self._all(n)
+        except (Interrupted, KeyboardInterrupt):
+            if self._kept is None:
+                raise KeyboardInterrupt from None
+            self._kept = (*self._kept[:2], replace(self._kept[2], status=Status.INTERRUPTED))
+        assert self._kept is not None
+        return Found(*self._kept, self.stages, self.notes)
+
+    @abstractmethod
+    def _all(self, n: int | None) -> None:
+        """All stages, one after the other."""
+
+    @abstractmethod
+    def _step_flops(self, n: int | None) -> float:
+        """About how many operations a step of a descent takes."""
+
+    @property
+    def span(self) -> S:
+        assert self._kept is not None
+        return self._kept[1]
+
+    @property
+    def outcome(self) -> Outcome:
+        assert self._kept is not None
+        return self._kept[2]
+
+    @property
+    def Z(self) -> Float[Tensor, "n r"]:
+        return self.outcome.Z
+
+    @property
+    def _jitter(self) -> Float[Tensor, ""]:
+        return torch.tensor(self.outcome.jitter, dtype=torch.float64, device=self.problem.device)
+
+    def _descend(
+        self,
+        name: str,
+        span: S,
+        Z: Float[Tensor, "n r"],
+        geometry: Geometry | None = None,
+        solver: LevenbergMarquardt | None = None,
+    ) -> Outcome:
+        outcome = self._search.minimise(
+            name,
+            solver or self._solver,
+            span,
+            geometry or self.problem.geometry,
+            Z,
+            tolerance=max(EXACT, self.problem.attack.tolerance),
+        )
+        if outcome.status is Status.INTERRUPTED:
+            if self._kept is None or (span is self.span and len(Z) == len(self.Z) and outcome.loss < self.outcome.loss):
+                self._keep(span, outcome)
+            raise Interrupted
+        return outcome
+
+    def _keep(self, span: S, outcome: Outcome) -> None:
+        trace = outcome.trace
+        if self._kept is not None and trace is not self._kept[2].trace:
+            trace = torch.cat([self._kept[2].trace, trace])
+        self._kept = (self.problem, span, replace(outcome, trace=trace))
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes += (note,)
+
+    def _tell(self, name: str, outcome: Outcome) -> None:
+        self.stages += (Stage(name, outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value),)
+
+    def _signs_open(self, why: str) -> None:
+        if self.outcome.status in (Status.CONVERGED, Status.STATIONARY):
+            self._keep(self.span, replace(self.outcome, status=Status.SIGNS))
+        self._note(f"{UNSETTLED}: {why}")
