@@ -259,7 +259,7 @@ def test_interrupted_between_two_runs(trained: tuple[Victim, Dataset], monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("recollect.stages.find_signs", stop)
+        patch.setattr("recollect.stages.last_layer.find_signs", stop)
         stopped = reconstruct(victim, 10, checkpoint=memory)
     assert stopped.status is Status.INTERRUPTED
     assert torch.equal(reconstruct(victim, 10, checkpoint=memory).inputs, straight.inputs)

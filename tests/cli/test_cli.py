@@ -66,7 +66,10 @@ def test_the_whole_way(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         ["--space", "full"],
         ["--basis", run / "basis.safetensors"],
         ["--parameters", "all"],
-        ["--parameters", "all", "--gram", "cg"],
+        ["--parameters", "layers.0", "--solver", "lm"],
+        ["--parameters", "all", "--solver", "gd", "--endpoints", "both"],
+        ["--parameters", "all", "--solver", "gd", "--gram", "cg"],
+        ["--parameters", "last", "--solver", "gd", "--gram", "dense"],
         ["--norm", "free"],
         ["--norm", "2.5"],
         ["--rank", "3"],
@@ -76,7 +79,7 @@ def test_the_whole_way(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         answer = call(capsys, "reconstruct", run, "--n", 6, "--iterations", 5, "--out", out, *extra)
         assert answer["loss"] > 0
         assert answer["status"] in ("iterations", "stationary", "signs")
-        assert (answer["confidence"] is None) == ("all" in extra or "gd" in extra)
+        assert (answer["confidence"] is None) == ("gd" in extra)
     scored = call(capsys, "evaluate", out, "--truth", run / "truth.safetensors")
     assert {"rho", "rho_up_to_sign", "errors", "recovered", "chance", "missed", "spurious"} <= set(scored)
     assert len(scored["errors"]) == 6
@@ -177,10 +180,11 @@ def test_bad_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--solver", "gd", "--step", "nan"], "--step"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--step", "20"], "--solver gd"),
         (["reconstruct", "RUN", "--n", "auto", "--out", "OUT", "--solver", "gd"], "--n"),
-        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--solver", "lm", "--parameters", "all"], "--parameters"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--gram", "cg"], "--gram"),
+        (["reconstruct", "RUN", "--n", "auto", "--out", "OUT", "--parameters", "all"], "--n"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--dtype", "float32"], "float64"),
         (
-            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--endpoints", "both", "--parameters", "all"],
+            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--solver", "gd", "--endpoints", "both", "--gram", "cg"],
             "--endpoints",
         ),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--iterations", "-4"], "--iterations"),

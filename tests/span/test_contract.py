@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recollect.span import DenseSpan, ImplicitSpan, LastLayerSpan, Span
+from recollect.span import DenseSpan, ImplicitSpan, LastLayerSpan, LayerwiseSpan, Span
 from recollect.victim import Victim, mlp, random_features
 
 Make = Callable[[Victim, str], Span]
@@ -30,7 +30,19 @@ def implicit(victim: Victim, parameters: str) -> Span:
     return ImplicitSpan(victim, victim.select(parameters), device=CPU, dtype=F64, tolerance=1e-13)
 
 
-CASES = [(last_layer, "last"), (dense, "last"), (dense, "all"), (implicit, "last"), (implicit, "all")]
+def layerwise(victim: Victim, parameters: str) -> Span:
+    return LayerwiseSpan(victim, victim.select(parameters), device=CPU, dtype=F64)
+
+
+CASES = [
+    (last_layer, "last"),
+    (dense, "last"),
+    (dense, "all"),
+    (implicit, "last"),
+    (implicit, "all"),
+    (layerwise, "last"),
+    (layerwise, "all"),
+]
 
 
 def gradients(victim: Victim, parameters: str, X: Tensor) -> Tensor:
@@ -163,7 +175,7 @@ def test_a_restriction_is_the_lift_to_the_subspace(make: Make, parameters: str, 
     torch.testing.assert_close(low.gradient, high.gradient @ U, rtol=tolerance, atol=tolerance * size)
 
 
-@pytest.mark.parametrize("make", [last_layer, dense, implicit])
+@pytest.mark.parametrize("make", [last_layer, dense, implicit, layerwise])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_the_loss_is_zero_at_the_true_data_of_random_features(make: Make, bias: bool, activation: str) -> None:

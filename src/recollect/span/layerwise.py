@@ -12,8 +12,9 @@ mean and difference, since the two are nearly parallel.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -106,7 +107,7 @@ class LayerwiseSpan:
         self._thetas = [cast(theta, device, dtype) for theta in ends(victim, endpoints)]
         self._mix = torch.tensor(_MIX[len(self._thetas)], dtype=dtype, device=device)
         self._refine = dtype == torch.float64
-        self.endpoints = endpoints
+        self.endpoints, self.balanced = endpoints, balanced
         X = torch.zeros(1, victim.d, dtype=dtype, device=device)
         self.layers = [tap.layer for tap in self._network.taps(self._thetas[0], X)[1] if self._part(tap.layer)]
         delta = {layer: self._matrix(self._weights.delta, layer) for layer in self.layers}
@@ -163,14 +164,14 @@ class LayerwiseSpan:
             m, F, mix = len(X), len(self._thetas), self._mix
             traced = self._traced(X, attached=True)[1]
             layers = [_stack(ends) for ends in zip(*(self._passed(*end, attached=True) for end in traced), strict=True)]
-            shared = torch.stack([new.gram(known) for new, known in zip(layers, old.layers, strict=True)]).sum(0)
+            shared = _total(new.gram(known) for new, known in zip(layers, old.layers, strict=True))
             shared = torch.einsum("ef,fmko->meko", mix, shared.reshape(F, m, -1, shared.shape[2:].numel()))
-            K = torch.stack([layer.own(F) for layer in layers]).sum(0)
+            K = _total(layer.own(F) for layer in layers)
             K = torch.einsum("ef,mfkgl,hg->mekhl", mix, K, mix).flatten(3).flatten(1, 2)
             # The old rows are mixed as the Gram is.
             shared = torch.einsum("mbgo,hg->mbho", shared.flatten(1, 2).reshape(m, -1, F, shared.shape[-1] // F), mix)
             V = old.gram.whiten(shared.reshape(m * K.shape[1], -1).T).T.reshape(m, K.shape[1], -1)
-            b = torch.stack([layer.along(R) for layer, R in zip(layers, old.R, strict=True)]).sum(0)
+            b = _total(layer.along(R) for layer, R in zip(layers, old.R, strict=True))
             b = torch.einsum("ef,fmk->mek", mix, b.reshape(F, m, -1)).flatten(1)
             return gain(K - V @ V.transpose(1, 2), b[:, :, None])
 
@@ -186,13 +187,13 @@ class LayerwiseSpan:
     def _explain(self, traced: list[tuple[Tensor, list[Tap]]], jitter: Tensor | None) -> ExplainedLayers:
         layers = [_stack(ends) for ends in zip(*(self._passed(*end) for end in traced), strict=True)]
         F, mix, delta = len(traced), self._mix, self._delta
-        K = torch.stack([layer.gram(layer) for layer in layers]).sum(0)
+        K = _total(layer.gram(layer) for layer in layers)
         rows, c = K.shape[:2]
         K = torch.einsum("ef,fakgbm,hg->eakhbm", mix, K.reshape(F, rows // F, c, F, rows // F, c), mix)
         gram = Gram(K.reshape(rows * c, rows * c), jitter)
 
         def solve(V: list[Tensor]) -> Tensor:
-            b = torch.stack([layer.along(part) for layer, part in zip(layers, V, strict=True)]).sum(0)
+            b = _total(layer.along(part) for layer, part in zip(layers, V, strict=True))
             return gram.solve((mix @ b.reshape(F, -1)).reshape(-1, 1)).to(b.dtype).reshape(F, -1)
 
         def rest(mixed: Tensor) -> list[Tensor]:
@@ -329,6 +330,10 @@ def _products(one: Bent, other: Bent) -> Float[Tensor, "nr nr"]:
             * torch.einsum("anr,ma->nrm", one.dA, other.A)[..., None]
         )
     return N.reshape(n * r, n * r)
+
+
+def _total(parts: Iterator[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, parts)
 
 
 def _stack(ends: Sequence[Passed]) -> Passed:

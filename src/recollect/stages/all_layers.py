@@ -38,7 +38,7 @@ _LITTLE = 0.2
 """A point that costs so much less than most explains nothing of its own."""
 _BETTER = 0.99
 _PATIENCE = 4
-_RUNG = LevenbergMarquardt(iterations=30, settled=1e-3)
+_RUNG_STEPS, _RUNG_SETTLED = 30, 1e-3
 """A stop on the way down need not be exact."""
 
 
@@ -111,7 +111,7 @@ class AllLayerStages(Stages[ExactSpan]):
         stays = torch.ones(len(self.Z), dtype=torch.bool)
         stays[dropped] = False
         span = self._span(endpoints, _AGAIN[0] if self._kinked else 0.0)
-        alone = self._descend("respawn", span, self.Z[stays.to(self.Z.device)], solver=_RUNG)
+        alone = self._descend("respawn", span, self.Z[stays.to(self.Z.device)], solver=self._rung)
         Z = alone.Z
         while len(Z) < len(self.Z):  # fewer than were dropped, if no more than that stand apart
             Z = torch.cat([Z, spawn(span, self.problem.geometry, Z, len(self.Z) - len(Z), generator, self._jitter)])
@@ -138,6 +138,10 @@ class AllLayerStages(Stages[ExactSpan]):
     # How gates close.
 
     @property
+    def _rung(self) -> LevenbergMarquardt:
+        return LevenbergMarquardt(iterations=min(_RUNG_STEPS, self._options.iterations), settled=_RUNG_SETTLED)
+
+    @property
     def _kinked(self) -> bool:
         """Whether there is anything to smooth."""
         return self.problem.smooths
@@ -149,7 +153,7 @@ class AllLayerStages(Stages[ExactSpan]):
         iterations, seconds = 0, 0.0
         for tau in rungs if self._kinked else (0.0,):
             span = self._span(endpoints, tau)
-            outcome = self._descend(f"{name}, gates over {tau:g}", span, Z, solver=None if tau == 0 else _RUNG)
+            outcome = self._descend(f"{name}, gates over {tau:g}", span, Z, solver=None if tau == 0 else self._rung)
             Z, iterations, seconds = outcome.Z, iterations + outcome.iterations, seconds + outcome.seconds
         return span, replace(outcome, iterations=iterations, seconds=seconds)
 

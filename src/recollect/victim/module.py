@@ -44,6 +44,8 @@ class ModuleNetwork:
         for layer in self._module.modules():
             if hasattr(layer, "inplace"):  # what enters it is looked at later
                 setattr(layer, "inplace", False)  # noqa: B010
+        tensors = [*self._module.named_parameters(), *self._module.named_buffers()]
+        self._names = {name for name, _ in tensors}  # each once: tied tensors have several names in a state dict
         self._last_name = last_name
         self._U: Tensor | None = None
         self.input_shape = tuple(input_shape)
@@ -67,7 +69,8 @@ class ModuleNetwork:
         return f"{self._module} {self.input_shape}"
 
     def __call__(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
-        outputs: Tensor = torch.func.functional_call(self._module, dict(theta), (self._lift(X),))
+        own = {name: value for name, value in theta.items() if name in self._names}
+        outputs: Tensor = torch.func.functional_call(self._module, own, (self._lift(X),))
         return outputs
 
     def features(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:

@@ -45,7 +45,7 @@ class Tap:
     """As the network made it, so that it can be differentiated by; `positions` lays out what has its shape."""
     channels_first: bool = False
 
-    def positions(self, B: Float[Tensor, "*k n _ _"]) -> Float[Tensor, "*k n t b"]:
+    def positions(self, B: Tensor) -> Float[Tensor, "*k n t b"]:
         """Tensors of Y's shape, stacked or not, with positions and outputs as their last two axes."""
         before = B.dim() - self.Y.dim() + 1
         if self.channels_first:

@@ -1,0 +1,308 @@
+"""The layerwise Gram: every layer rule against the dense G, both endpoints and the normal equations against twins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import CPU, F64, generator, perturbed
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from recollect.errors import OptionError
+from recollect.geometry import FreeRadius, Geometry, Sphere
+from recollect.options import FullSpace, Projection
+from recollect.problem import Problem
+from recollect.solve import GradientDescent
+from recollect.span import DenseSpan, Endpoints, ImplicitSpan, LayerwiseSpan
+from recollect.victim import Victim, mlp
+
+
+class Residual(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+def tail(inputs: int, c: int, bias: bool) -> list[nn.Module]:
+    return [nn.Flatten(), nn.Linear(inputs, c, bias=bias)]
+
+
+MODULES = {
+    "a convolution": lambda c, b: [nn.Conv2d(2, 5, 3, bias=b), nn.Tanh(), *tail(80, c, b)],
+    "stride, padding, dilation": lambda c, b: [
+        nn.Conv2d(2, 4, (3, 2), stride=2, padding=(1, 2), dilation=(1, 2), bias=b),
+        nn.ReLU(inplace=True),
+        *tail(48, c, b),
+    ],
+    "two convolutions and pooling": lambda c, b: [
+        nn.Conv2d(2, 4, 3, padding=1, bias=b),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 2, bias=b),
+        nn.GELU(),
+        nn.AvgPool2d(2),
+        *tail(6, c, b),
+    ],
+    "a residual block": lambda c, b: [
+        nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=b),
+        Residual(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=b), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))),
+        nn.AdaptiveAvgPool2d(1),
+        *tail(4, c, b),
+    ],
+    "linear layers on rows of pixels": lambda c, b: [
+        nn.Linear(6, 5, bias=b),
+        nn.SiLU(),
+        nn.Linear(5, 3, bias=b),
+        *tail(36, c, b),
+    ],
+    "fully connected": lambda c, b: [
+        nn.Flatten(),
+        nn.Linear(72, 9, bias=b),
+        nn.ReLU(),
+        Residual(nn.Sequential(nn.Linear(9, 9, bias=b), nn.LeakyReLU())),
+        nn.Linear(9, c, bias=b),
+    ],
+}
+
+
+def module_victim(name: str, c: int, bias: bool, seed: int) -> Victim:
+    torch.manual_seed(seed)
+    module = nn.Sequential(*MODULES[name](c, bias)).double()
+    theta_0 = {key: value.detach().clone() for key, value in module.state_dict().items()}
+    theta_f = {key: value + 0.1 * torch.randn_like(value) for key, value in theta_0.items()}
+    return Victim(module, theta_0, theta_f, input_shape=(2, 6, 6))
+
+
+def points(n: int, d: int, seed: int) -> Tensor:
+    return torch.randn(n, d, generator=generator(seed), dtype=F64)
+
+
+def same_fit(victim: Victim, parameters: str, X: Tensor) -> None:
+    names = victim.select(parameters)
+    ours = LayerwiseSpan(victim, names, device=CPU, dtype=F64).fit(X)
+    twin = DenseSpan(victim, names, device=CPU, dtype=F64).fit(X)
+    assert ours.gradient is not None
+    assert twin.gradient is not None
+    torch.testing.assert_close(ours.loss, twin.loss, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(ours.alpha, twin.alpha, rtol=1e-8, atol=1e-10 * float(twin.alpha.abs().max()))
+    size = float(twin.gradient.abs().max())
+    torch.testing.assert_close(ours.gradient, twin.gradient, rtol=1e-9, atol=1e-10 * size + 1e-15)
+
+
+@pytest.mark.parametrize("name", MODULES)
+@given(c=st.sampled_from([1, 3, 10]), n=st.integers(1, 2), bias=st.booleans(), seed=st.integers(0, 999))
+def test_every_rule_against_dense(name: str, c: int, n: int, bias: bool, seed: int) -> None:
+    victim = module_victim(name, c, bias, seed)
+    assert victim.network.untapped == ()
+    same_fit(victim, "all", points(n, 72, seed))
+
+
+def test_any_part_of_the_layers() -> None:
+    victim = module_victim("two convolutions and pooling", 3, True, 0)
+    for parameters in ("0", "0.bias,7", "3.weight,7.bias", "0.weight,3"):
+        same_fit(victim, parameters, points(2, 72, 1))
+
+
+def test_layers_without_a_rule_are_named_and_left_to_conjugate_gradients() -> None:
+    shared = nn.Linear(6, 6)
+    cases = {
+        "a norm": [nn.Linear(72, 6), nn.LayerNorm(6), nn.Linear(6, 2)],
+        "groups": [nn.Unflatten(1, (2, 6, 6)), nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 2)],
+        "called twice": [nn.Linear(72, 6), shared, nn.ReLU(), shared, nn.Linear(6, 2)],
+    }
+    missing = {
+        "a norm": ("1.weight", "1.bias"),
+        "groups": ("1.weight", "1.bias"),
+        "called twice": ("1.weight", "1.bias"),
+    }
+    for name, layers in cases.items():
+        module = nn.Sequential(*layers).double()
+        theta = {key: value.detach() for key, value in module.state_dict().items()}
+        moved = {key: value + 0.1 for key, value in theta.items()}
+        victim = Victim(module, theta, moved, input_shape=(72,))
+        assert victim.network.untapped == missing[name], name
+        attack = Projection(space=FullSpace(), parameters="all", solver=GradientDescent(iterations=1))
+        problem = Problem.of(victim, attack, CPU)
+        span = problem.span(2)
+        assert isinstance(span, ImplicitSpan)
+        span.fit(points(2, problem.r, 0).float())
+        assert "1.weight" in span.notes[0]
+        forced = Problem.of(victim, replace(attack, gram="layerwise"), CPU)
+        with pytest.raises(OptionError, match="layerwise"):
+            forced.span(2)
+
+
+def test_it_never_holds_the_dense_jacobian() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = function(*args, **(kwargs or {}))
+            for value in out if isinstance(out, tuple | list) else (out,):
+                if isinstance(value, Tensor):
+                    self.size = max(self.size, value.numel())
+            return out
+
+    n, c, p, d = 12, 10, 90, 40
+    victim = perturbed(mlp(d, p, c, depth=3), 0)
+    span = LayerwiseSpan(victim, victim.select("all"), device=CPU, dtype=F64)
+    with Largest() as largest:
+        span.fit(points(n, d, 0))
+    assert 0 < largest.size <= max((n * c) ** 2, n * c * p, p * p)
+
+
+# Both endpoints, and what Levenberg–Marquardt is told, written out.
+
+
+def drawn(depth: int, c: int, n: int, bias: bool, activation: str, tau: float, seed: int) -> tuple[Victim, Tensor]:
+    victim = perturbed(mlp(4, 24, c, depth=depth, bias=bias, activation=activation), seed)
+    if tau:
+        victim = victim.smoothed(points(20, 4, seed + 5), tau)
+    return victim, Sphere(2.0).project(points(n, 4, seed + 6))
+
+
+def explained(victim: Victim, span: LayerwiseSpan, Z: Tensor, alpha: Tensor) -> Tensor:
+    """Σ_e Σ_ik α_ik ∇f_k(z_i; θ_e), scaled as the span scales its layers; differentiable in Z and α."""
+    assert victim.theta_0 is not None
+    ends = {Endpoints.FINAL: [victim.theta_f], Endpoints.INITIAL: [victim.theta_0]}
+    total: Tensor = torch.zeros((), dtype=F64)
+    for theta, own in zip(ends.get(span.endpoints, [victim.theta_f, victim.theta_0]), alpha, strict=True):
+        chosen = {name: theta[name] for name in victim.network.trained}
+        part = torch.func.grad(lambda t, own=own: (victim.network(t, Z) * own).sum())(chosen)
+        total = total + torch.cat([scales(victim, span)[name] * part[name].reshape(-1) for name in chosen])
+    return total
+
+
+def scales(victim: Victim, span: LayerwiseSpan) -> dict[str, float]:
+    delta = victim.delta(victim.network.trained)
+    if not span.balanced:
+        return dict.fromkeys(delta, 1.0)
+    squares = [sum(float(delta[name].square().sum()) for name in layer.names) for layer in span.layers]
+    total = sum(squares)
+    return {
+        name: math.sqrt(total / (len(squares) * square))
+        for layer, square in zip(span.layers, squares, strict=True)
+        for name in layer.names
+    }
+
+
+drawings = {
+    "depth": st.integers(2, 4),
+    "c": st.integers(1, 3),
+    "n": st.integers(1, 3),
+    "bias": st.booleans(),
+    "activation": st.sampled_from(["relu", "leaky-relu", "tanh", "gelu", "sine"]),
+    "tau": st.sampled_from([0.0, 0.3]),
+    "seed": st.integers(0, 999),
+    "endpoints": st.sampled_from(list(Endpoints)),
+    "balanced": st.booleans(),
+}
+
+
+@given(**drawings, free=st.booleans())
+def test_loss_gradient_and_normal_equations_match_their_definitions(
+    depth: int,
+    c: int,
+    n: int,
+    bias: bool,
+    activation: str,
+    tau: float,
+    seed: int,
+    endpoints: Endpoints,
+    balanced: bool,
+    free: bool,
+) -> None:
+    victim, Z = drawn(depth, c, n, bias, activation, tau, seed)
+    geometry: Geometry = FreeRadius(2.0) if free else Sphere(2.0)
+    names = victim.select("all")
+    span = LayerwiseSpan(victim, names, device=CPU, dtype=F64, endpoints=endpoints, balanced=balanced)
+    ends = 2 if endpoints is Endpoints.BOTH else 1
+    change, scale = victim.delta(names), scales(victim, span)
+    length = math.sqrt(sum(float(part.square().sum()) for part in change.values()))
+    delta = torch.cat([scale[name] * change[name].reshape(-1) for name in names]) / length
+
+    def loss_at(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        zero = torch.zeros(ends, n, c, dtype=F64)
+        G = torch.func.jacrev(lambda alpha: explained(victim, span, Z, alpha))(zero).reshape(len(delta), -1)
+        alpha = torch.linalg.lstsq(G.detach(), delta[:, None], driver="gelsd").solution[:, 0]
+        return (delta - G @ alpha).square().sum(), alpha.reshape(ends, n, c), G
+
+    free_Z = Z.clone().requires_grad_()
+    loss, alpha, G = loss_at(free_Z)
+    (slope,) = torch.autograd.grad(loss, free_Z)  # α held, as the envelope theorem allows
+    fit, normal = span.linearise(Z, geometry)
+    close = {"rtol": 1e-6, "atol": 1e-9}
+    torch.testing.assert_close(fit.loss, loss.detach(), **close)
+    assert fit.gradient is not None
+    torch.testing.assert_close(fit.gradient, slope, rtol=1e-5, atol=1e-7 * float(slope.abs().max() + 1))
+    torch.testing.assert_close(normal.gradient, geometry.tangent(Z, slope) / 2, rtol=1e-5, atol=1e-7)
+    M = torch.func.jacfwd(lambda Z: explained(victim, span, Z, alpha))(Z)
+    M = geometry.tangent(Z, M).reshape(len(delta), -1)
+    G = G.detach()
+    F = M - G @ torch.linalg.lstsq(G, M, driver="gelsd").solution
+    size = float((M.T @ M).abs().max())
+    torch.testing.assert_close(normal.N, F.T @ F, rtol=1e-6, atol=1e-9 * size)  # type: ignore[attr-defined]
+
+
+@given(seed=st.integers(0, 99), n=st.integers(2, 4), c=st.integers(1, 3), endpoints=st.sampled_from(list(Endpoints)))
+def test_cost_and_gain_are_differences_of_losses(seed: int, n: int, c: int, endpoints: Endpoints) -> None:
+    victims = [drawn(2, c, n, False, "relu", 0.2, seed), drawn(3, c, n, True, "tanh", 0.0, seed)]
+    victims.append((module_victim("a convolution", c, True, seed), points(n, 72, seed)))
+    for victim, Z in victims:
+        span = LayerwiseSpan(victim, victim.select("all"), device=CPU, dtype=F64, endpoints=endpoints)
+        loss, cost = float(span.fit(Z, gradient=False).loss), span.costs(Z)
+        for i in range(n):
+            others = torch.cat([Z[:i], Z[i + 1 :]])
+            without = float(span.fit(others, gradient=False).loss)
+            assert abs(float(cost[i]) - (without - loss)) < 1e-7
+            z = Z[i : i + 1].clone().requires_grad_()
+            gain = span.gains(others)(z)
+            assert abs(float(gain.detach()) - (without - loss)) < 1e-7
+            (slope,) = torch.autograd.grad(gain.sum(), z)
+            step = 1e-6 * points(1, Z.shape[1], seed + 1)
+            with torch.no_grad():
+                rise = span.gains(others)(z + step) - span.gains(others)(z - step)
+            assert abs(float(rise) / 2 - float((slope * step).sum())) < 1e-9
+
+
+def test_gates_close_to_the_network_itself() -> None:
+    for depth, activation in ((2, "relu"), (4, "leaky-relu")):
+        victim = perturbed(mlp(5, 30, 2, depth=depth, activation=activation), 0)
+        X = points(40, 5, 1)
+        hard = victim.network(victim.theta_f, X)
+        gaps = []
+        for tau in (1.0, 0.1, 0.01, 0.001):
+            soft = victim.smoothed(X, tau)
+            gaps.append(float((soft.network(victim.theta_f, X) - hard).abs().max()))
+            assert soft.network.identity != victim.network.identity
+        assert gaps == sorted(gaps, reverse=True)
+        assert gaps[-1] < 1e-2 * gaps[0]
+    smooth = perturbed(mlp(5, 30, 2, activation="tanh"), 0)
+    torch.testing.assert_close(
+        smooth.smoothed(X, 0.5).network(smooth.theta_f, X), smooth.network(smooth.theta_f, X), rtol=0, atol=0
+    )
+
+
+def test_a_module_closes_its_gates_like_its_mlp() -> None:
+    victim = perturbed(mlp(5, 12, 2, depth=3), 0)
+    module = nn.Sequential(
+        nn.Linear(5, 12, bias=False),
+        nn.ReLU(inplace=True),
+        nn.Linear(12, 12, bias=False),
+        nn.ReLU(inplace=True),
+        nn.Linear(12, 2, bias=False),
+    ).double()
+    names = dict(zip(module.state_dict(), victim.theta_f, strict=True))
+    theta = {ours: victim.theta_f[theirs] for ours, theirs in names.items()}
+    twin, X = Victim(module, theta, theta), points(20, 5, 1)
+    ours, theirs = victim.smoothed(X, 0.3), twin.smoothed(X, 0.3)
+    torch.testing.assert_close(theirs.network(theta, X), ours.network(victim.theta_f, X))
