@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -259,7 +260,7 @@ def test_interrupted_between_two_runs(trained: tuple[Victim, Dataset], monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("recollect.stages.last_layer.find_signs", stop)
+        patch.setattr("recollect.stages.base.find_signs", stop)
         stopped = reconstruct(victim, 10, checkpoint=memory)
     assert stopped.status is Status.INTERRUPTED
     assert torch.equal(reconstruct(victim, 10, checkpoint=memory).inputs, straight.inputs)
@@ -371,3 +372,85 @@ def test_permuting_the_units_of_the_victim_changes_nothing(trained: tuple[Victim
     other = Victim(victim.network, relabel(victim.theta_0), relabel(victim.theta_f))
     a, b = (evaluate(reconstruct(v, 10), data.inputs) for v in (victim, other))
     torch.testing.assert_close(a.errors, b.errors, rtol=0, atol=1e-4)
+
+
+# All layers.
+
+
+def narrow(seed: int) -> tuple[Victim, Dataset]:
+    """90 equations in the last layer for 78 unknowns or more, 270 in both."""
+    data = synthetic(n=6, dim=6, rank=6, noise=0.5, seed=seed)
+    targets = torch.randn(6, 3, generator=generator(5), dtype=F64)
+    network = mlp(6, 30, 3)
+    theta_0 = initial_theta(network, init="fan-in", generator=generator(seed + 4), dtype=F64)
+    return train(network, theta_0, data.inputs, targets).victim, data
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_all_layers_find_what_the_last_cannot(seed: int) -> None:
+    victim, data = narrow(seed)
+    last, every = reconstruct(victim, 6), reconstruct(victim, 6, Projection(parameters="all"))
+    names = [stage.name for stage in every.stages]
+    assert "random start 1, gates closing" in names
+    assert "hard gates" in names
+    assert every.status is Status.STATIONARY
+    assert evaluate(last, data.inputs).rho > 0.4
+    assert evaluate(every, data.inputs).rho < 0.1
+
+
+def test_all_layers_are_no_worse_than_the_last_where_that_is_enough(trained: tuple[Victim, Dataset]) -> None:
+    victim, data = trained
+    found = reconstruct(victim, 10, Projection(parameters="all"))
+    assert evaluate(found, data.inputs).rho < 0.005
+    assert not any("gates closing" in stage.name for stage in found.stages)
+
+
+def test_hidden_signs_are_left_open_and_said_to_be() -> None:
+    """One output, ten points in six dimensions, 40 units: no layer tells all signs, and the points are not exact."""
+    victim, data = network_on_synthetic(width=40)
+    found = reconstruct(victim, 10, Projection(parameters="all", solver=Auto(rounds=0)))
+    score = evaluate(found, data.inputs)
+    assert score.rho_up_to_sign < 0.6
+    if score.rho > 2 * score.rho_up_to_sign:
+        assert found.status is Status.SIGNS
+        assert any("signs are not settled" in note for note in found.notes)
+
+
+def test_all_layers_go_on_after_an_interruption() -> None:
+    victim, _ = narrow(2)
+    attack = Projection(parameters="all", solver=Auto(rounds=1))
+    straight, memory = reconstruct(victim, 6, attack), Memory()
+    assert torch.equal(straight.inputs, reconstruct(victim, 6, attack).inputs)
+    for stop_at in (2, 5):
+        seen = 0
+
+        def stop(*arguments: object, stop_at: int = stop_at) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == stop_at:
+                raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("recollect.stages.all_layers.expected_errors", _interrupting(stop))
+            stopped = reconstruct(victim, 6, attack, checkpoint=memory)
+        assert stopped.status is Status.INTERRUPTED
+    assert torch.equal(reconstruct(victim, 6, attack, checkpoint=memory).inputs, straight.inputs)
+
+
+def _interrupting(stop: Callable[[], None]) -> Callable[..., Tensor]:
+    def errors(*arguments: object) -> Tensor:
+        stop()
+        return expected_errors(*arguments)  # type: ignore[arg-type]
+
+    return errors
+
+
+def test_a_smooth_network_needs_no_gates_to_close() -> None:
+    data = synthetic(n=6, dim=6, rank=6, noise=0.5, seed=1)
+    network = mlp(6, 30, 3, activation="tanh", bias=True)
+    theta_0 = initial_theta(network, init="fan-in", generator=generator(4), dtype=F64)
+    targets = torch.randn(6, 3, generator=generator(5), dtype=F64)
+    victim = train(network, theta_0, data.inputs, targets).victim
+    found = reconstruct(victim, 6, Projection(parameters="all"))
+    assert found.norms_identifiable
+    assert evaluate(found, data.inputs).rho < 0.2

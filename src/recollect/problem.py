@@ -117,7 +117,9 @@ class Problem:
     def last_layer(self, endpoints: Endpoints, *, lifted: bool = False) -> LastLayerSpan:
         return LastLayerSpan(self.restricted, device=self.device, dtype=self.dtype, endpoints=endpoints, lifted=lifted)
 
-    def layerwise(self, endpoints: Endpoints, *, tau: float = 0.0, balanced: bool = False) -> LayerwiseSpan:
+    def layerwise(
+        self, endpoints: Endpoints, *, tau: float = 0.0, balanced: bool = False, lifted: bool = False
+    ) -> LayerwiseSpan:
         """τ > 0: with gates that open gradually, relative to what random points make of the pre-activations."""
         victim = self.restricted
         if tau > 0:
@@ -130,6 +132,7 @@ class Problem:
             dtype=self.dtype,
             endpoints=endpoints,
             balanced=balanced,
+            lifted=lifted,
         )
 
     @property

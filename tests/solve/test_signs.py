@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.solve import signs as signs_file
-from recollect.solve.signs import find_signs, sign_system
+from recollect.solve.signs import find_signs
 from recollect.span import LastLayerSpan
 
 
@@ -82,9 +82,8 @@ def test_the_system_holds_at_the_true_data_whatever_their_signs(seed: int) -> No
     Z = data.inputs @ data.basis
     flips = torch.where(torch.rand(6, generator=generator(seed)) < 0.5, -1.0, 1.0).double()
     span = LastLayerSpan(restricted, device=CPU, dtype=F64, lifted=True)
-    M, t = sign_system(span, flips[:, None] * Z, span.explain(flips[:, None] * Z))
+    M, t = span.sign_system(flips[:, None] * Z)
     torch.testing.assert_close(M @ flips, t, rtol=1e-8, atol=1e-8 * float(t.abs().max()))
     plain = LastLayerSpan(restricted, device=CPU, dtype=F64)
-    explained = plain.explain(Z)
     with pytest.raises(ValueError, match="lifted"):
-        sign_system(plain, Z, explained)
+        plain.sign_system(Z)

@@ -1,9 +1,9 @@
 """Σ_i s_i m_i = t, s_i ∈ {−1, +1}: the signs that lifting set aside.
 
-The lifted span (`span/rows.py`) explains ΔW_L by even parts and one free linear part. The true points also make up
-that linear part: with T_k(z) = even + zᵀB_k, its coefficients w_k (r×c) must be
+A lifted span (`span/rows.py`) explains Δθ by even parts and one free linear part. The true points also make up that
+linear part: with coefficients C_i^k of the even rows of point i at end k, those of the linear part must be
 
-    Σ_i s_i C_i^k z_iᵀ = w_k,   weighted by B_k: written in an orthonormal basis of the rows of B, Kr·c equations.
+    Σ_i s_i C_i^k z_iᵀ = w_k,   weighted by what they multiply (`sign_system` of the span), Kr·c equations.
 
 With as many equations as points this is least squares. With fewer it is a subset sum of low density: the signs are
 a short vector of the lattice spanned by the rows of (Kannan's embedding, with b = (s + 1)/2)
@@ -25,7 +25,6 @@ from importlib.util import find_spec
 import torch
 
 from recollect.shapes import Float, Tensor
-from recollect.span import Explained, LastLayerSpan
 
 _CERTAIN = math.log(1e-3)
 _MOST = 300
@@ -41,22 +40,6 @@ class Signs:
     values: Float[Tensor, " n"]
     settled: bool
     how: str
-
-
-def sign_system(
-    span: LastLayerSpan, Z: Float[Tensor, "n r"], explained: Explained
-) -> tuple[Float[Tensor, "e n"], Float[Tensor, " e"]]:
-    """(M, t) with M s = t for the true signs s, up to noise that is alike in all equations."""
-    B = span.rows.fixed
-    if B is None:
-        raise ValueError("only a lifted span has signs to find")
-    n, r = Z.shape
-    k, c = span.rows.families, explained.C.shape[1]
-    _, T = torch.linalg.qr(B.T)
-    linear = torch.einsum("knc,nr->krnc", explained.C[: k * n].reshape(k, n, c), Z).reshape(k * r, n * c)
-    M = (T @ linear).reshape(-1, n, c).permute(0, 2, 1).reshape(-1, n)
-    t = (T @ explained.C[k * n :]).reshape(-1)
-    return M, t
 
 
 def find_signs(

@@ -83,6 +83,11 @@ class ExactSpan(Span, Protocol):
     def gains(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None) -> Gains:
         """New points → by how much the loss would fall with each of them added to Z; differentiable."""
 
+    def sign_system(
+        self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+    ) -> tuple[Float[Tensor, "e n"], Float[Tensor, " e"]]:
+        """(M, t) with M s = t for the true signs s, where the span is lifted (`solve/signs.py`)."""
+
 
 Gains = Callable[[Tensor], Tensor]
 

@@ -134,6 +134,20 @@ class LastLayerSpan:
 
         return gains
 
+    def sign_system(
+        self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+    ) -> tuple[Float[Tensor, "e n"], Float[Tensor, " e"]]:
+        # In an orthonormal basis of the fixed rows the noise of all equations is alike.
+        explained, B = self.explain(Z, jitter), self.rows.fixed
+        if B is None:
+            raise ValueError("only a lifted span has signs to find")
+        n, r = Z.shape
+        k, c = self.rows.families, explained.C.shape[1]
+        _, T = torch.linalg.qr(B.T)
+        linear = torch.einsum("knc,nr->krnc", explained.C[: k * n].reshape(k, n, c), Z).reshape(k * r, n * c)
+        M = (T @ linear).reshape(-1, n, c).permute(0, 2, 1).reshape(-1, n)
+        return M, (T @ explained.C[k * n :]).reshape(-1)
+
     def linearise(
         self, Z: Float[Tensor, "n r"], geometry: Geometry, jitter: Float[Tensor, ""] | None = None
     ) -> tuple[Fit, Normal]:

@@ -8,6 +8,10 @@ what comes back to it. Hence ⟨∇f_k(x_i), ∇f_m(x_j)⟩ = Σ_l (A_i·A_j)(B_
 A layer with many positions (a convolution) has Σ_t B_ikt A_itᵀ instead, which is small enough to form. With both
 endpoints each point has its gradients at θf and at θ0; as for the last layer (`span/rows.py`) the solve is in their
 mean and difference, since the two are nearly parallel.
+
+**Lifting** as there, for two layers without bias whose activation has a linear odd part: f = f_even + f_odd, where
+f_odd is linear in x and so are its gradients. The points own the gradients of f_even, which do not mind signs; those
+of f_odd at the unit vectors join the span with coefficients of their own.
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from recollect.errors import OptionError
 from recollect.geometry import Geometry
 from recollect.shapes import Float, Tensor, Theta
 from recollect.span.base import Fit, Gains, Weights, cast, cost, gain
@@ -101,18 +106,26 @@ class LayerwiseSpan:
         dtype: torch.dtype,
         endpoints: Endpoints = Endpoints.FINAL,
         balanced: bool = False,
+        lifted: bool = False,
     ) -> None:
         self._weights = Weights(victim, names, device, dtype)
         self._network, self._names = victim.network, frozenset(names)
         self._thetas = [cast(theta, device, dtype) for theta in ends(victim, endpoints)]
         self._mix = torch.tensor(_MIX[len(self._thetas)], dtype=dtype, device=device)
         self._refine = dtype == torch.float64
-        self.endpoints, self.balanced = endpoints, balanced
+        self.endpoints, self.balanced, self.lifted = endpoints, balanced, lifted
         X = torch.zeros(1, victim.d, dtype=dtype, device=device)
         self.layers = [tap.layer for tap in self._network.taps(self._thetas[0], X)[1] if self._part(tap.layer)]
         delta = {layer: self._matrix(self._weights.delta, layer) for layer in self.layers}
         self._scales = {layer: self._balance(layer, delta[layer]) if balanced else 1.0 for layer in self.layers}
         self._delta = [self._scales[layer] * delta[layer] for layer in self.layers]
+        self._fixed: list[list[Passed]] = []
+        """The layers of f_odd at the unit vectors, for each end."""
+        if lifted:
+            if not (isinstance(self._network, MLP) and self._network.depth == 2):
+                raise OptionError("expected two layers for lifting, got another network; its signs need none")
+            self._fixed = self._linear_parts(replace(self._network, parity=-1))
+            self._network = replace(self._network, parity=1)
 
     @property
     def name(self) -> str:
@@ -124,7 +137,8 @@ class LayerwiseSpan:
         return self._weights.equations
 
     def unknowns(self, n: int, r: int, geometry: Geometry) -> int:
-        return n * (geometry.free_dimensions(r) + len(self._thetas) * self._network.c)
+        fixed = r if self.lifted else 0
+        return n * geometry.free_dimensions(r) + (n + fixed) * len(self._thetas) * self._network.c
 
     def flops(self, n: int) -> float:
         families, c = len(self._thetas), self._network.c
@@ -135,7 +149,7 @@ class LayerwiseSpan:
         X, traced = self._traced(X)
         explained = self._explain(traced, jitter)
         slope = self._slope(X, traced, explained) if gradient else None
-        return Fit(self.loss(explained), self._weights.length * explained.alpha.sum(0), slope)
+        return Fit(self.loss(explained), self._weights.length * explained.alpha[:, : len(X)].sum(0), slope)
 
     def explain(self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None = None) -> ExplainedLayers:
         return self._explain(self._traced(X)[1], jitter)
@@ -154,7 +168,7 @@ class LayerwiseSpan:
     def costs(self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None = None) -> Float[Tensor, " n"]:
         explained = self.explain(X, jitter)
         shape = explained.mixed.shape
-        own = torch.arange(shape.numel(), device=X.device).reshape(shape).transpose(0, 1).flatten(1)
+        own = torch.arange(shape.numel(), device=X.device).reshape(shape)[:, : len(X)].transpose(0, 1).flatten(1)
         return cost(explained.gram.inverse(), explained.mixed.reshape(-1, 1).double(), own)
 
     def gains(self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None = None) -> Gains:
@@ -185,7 +199,13 @@ class LayerwiseSpan:
         return X, [(outputs, [tap for tap in taps if self._part(tap.layer)]) for outputs, taps in traced]
 
     def _explain(self, traced: list[tuple[Tensor, list[Tap]]], jitter: Tensor | None) -> ExplainedLayers:
-        layers = [_stack(ends) for ends in zip(*(self._passed(*end) for end in traced), strict=True)]
+        points = [self._passed(*end) for end in traced]
+        if self._fixed:
+            points = [
+                [_stack(pair) for pair in zip(own, fixed, strict=True)]
+                for own, fixed in zip(points, self._fixed, strict=True)
+            ]
+        layers = [_stack(ends) for ends in zip(*points, strict=True)]
         F, mix, delta = len(traced), self._mix, self._delta
         K = _total(layer.gram(layer) for layer in layers)
         rows, c = K.shape[:2]
@@ -212,7 +232,7 @@ class LayerwiseSpan:
         """−2∇_X ⟨α, G(X)R⟩ = −2∇_X Σ_l D_i·(R_l A_i), α and R held fixed."""
         correlation = X.new_zeros(())
         with torch.enable_grad():
-            for (outputs, taps), alpha in zip(traced, explained.alpha, strict=True):
+            for (outputs, taps), alpha in zip(traced, explained.alpha[:, : len(X)], strict=True):
                 back = torch.autograd.grad(outputs, [tap.Y for tap in taps], alpha, create_graph=True)
                 for tap, D, R in zip(taps, back, explained.R, strict=True):
                     correlation = correlation + (tap.positions(D) * (self._entering(tap) @ R.T)).sum()
@@ -229,6 +249,29 @@ class LayerwiseSpan:
             Passed(self._entering(tap) if attached else self._entering(tap).detach(), tap.positions(B).transpose(0, 1))
             for tap, B in zip(taps, back, strict=True)
         ]
+
+    def _linear_parts(self, odd: MLP) -> list[list[Passed]]:
+        X = torch.eye(odd.d, dtype=self._mix.dtype, device=self._mix.device).requires_grad_()
+        with torch.enable_grad():
+            traced = [odd.taps(theta, X) for theta in self._thetas]
+        return [self._passed(outputs, [tap for tap in taps if self._part(tap.layer)]) for outputs, taps in traced]
+
+    def sign_system(
+        self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+    ) -> tuple[Float[Tensor, "e n"], Float[Tensor, " e"]]:
+        if not self._fixed:
+            raise ValueError("only a lifted span has signs to find")
+        n, F, mix = len(Z), len(self._thetas), self._mix
+        fixed = [_stack(ends) for ends in zip(*self._fixed, strict=True)]
+        K = _total(layer.gram(layer) for layer in fixed)
+        q, c = K.shape[0] // F, K.shape[1]
+        K = torch.einsum("ef,fakgbm,hg->eakhbm", mix, K.reshape(F, q, c, F, q, c), mix).reshape(F * q * c, -1)
+        # With a root of their Gram instead of the rows themselves the noise of all equations is alike.
+        values, vectors = torch.linalg.eigh(K.double())
+        T = values.clamp_min(0).sqrt()[:, None] * vectors.T
+        C = self.explain(Z, jitter).mixed.double()
+        linear = torch.einsum("fnc,na->facn", C[:, :n], Z.double()).reshape(-1, n)
+        return T @ linear, T @ C[:, n:].reshape(-1)
 
     # A layer whose weight, bias or both take part, as one matrix.
 
@@ -261,7 +304,7 @@ class LayerwiseSpan:
         slope = self._slope(Z, traced, explained)
         Z = Z.detach()
         barred = torch.nn.functional.normalize(Z - geometry.tangent(Z, Z), dim=1)
-        fit = Fit(self.loss(explained), self._weights.length * explained.alpha.sum(0), slope)
+        fit = Fit(self.loss(explained), self._weights.length * explained.alpha[:, : len(Z)].sum(0), slope)
         N = self._normal_matrix(Z, geometry, explained)
         return fit, DenseNormal(N, geometry.tangent(Z, slope) / 2, barred, geometry.frame(Z))
 
@@ -269,29 +312,28 @@ class LayerwiseSpan:
         """MᵀM − (GM)ᵀK⁻¹GM, column (i, a) of M being the change of Σ_e Σ_l D_i A_iᵀ with z_ia."""
         assert isinstance(self._network, MLP)
         n, r = Z.shape
-        F = len(self._thetas)
-        ends_ = [
-            self._network.bent(theta, Z, alpha) for theta, alpha in zip(self._thetas, explained.alpha, strict=True)
+        F, c = len(self._thetas), self._network.c
+        ends = [
+            self._network.bent(theta, Z, alpha[:n]) for theta, alpha in zip(self._thetas, explained.alpha, strict=True)
         ]
         N = Z.new_zeros(n * r, n * r)
-        GM = Z.new_zeros(F, n, self._network.c, n, r)
-        for k, layer in enumerate(self.layers):
-            at = [
-                self._moved(next(b for b in end if b.layer is layer or b.layer == layer), geometry, Z) for end in ends_
-            ]
-            B = explained.layers[k].B[:, :, 0].reshape(F, n, -1, explained.layers[k].B.shape[-1])
+        GM = Z.new_zeros(F, len(explained.layers[0].A) // F, c, n, r)
+        for layer, passed in zip(self.layers, explained.layers, strict=True):
+            at = [self._moved(bent, geometry, Z) for end in ends for bent in end if bent.layer == layer]
             for e, one in enumerate(at):
-                for f, other in enumerate(at[: e + 1]):
+                for other in at[:e]:
                     block = _products(one, other)
-                    N += block if e == f else block + block.T
-                # G at every end g with the moves at end e
-                for g, row in enumerate(at):
-                    GM[g] += (
-                        torch.einsum("ncb,mb->ncm", B[g], one.D)[..., None]
-                        * torch.einsum("na,amr->nmr", row.A, one.dA)[:, None]
-                    )
-                    if one.dD is not None:
-                        GM[g] += torch.einsum("ncb,bmr->ncmr", B[g], one.dD) * (row.A @ one.A.T)[:, None, :, None]
+                    N += block + block.T
+                N += _products(one, one)
+            A = passed.A[:, 0].reshape(F, -1, passed.A.shape[2])
+            B = passed.B[:, :, 0].reshape(F, -1, c, passed.B.shape[3])
+            for one in at:  # G at every end with the moves at each
+                GM += (
+                    torch.einsum("fkcb,nb->fkcn", B, one.D)[..., None]
+                    * (torch.einsum("fka,anr->fknr", A, one.dA)[:, :, None])
+                )
+                if one.dD is not None:
+                    GM += torch.einsum("fkcb,bnr->fkcnr", B, one.dD) * (A @ one.A.T)[:, :, None, :, None]
         GM = torch.einsum("ef,fnkmr->enkmr", self._mix, GM).reshape(-1, n * r)
         V = explained.gram.whiten(GM).to(N.dtype)
         return N.addmm_(V.T, V, alpha=-1)

@@ -4,14 +4,15 @@
 way to go. With gates that open gradually, φ_τ(t) = t·sigmoid(t/τ), the landscape is smooth; at τ = 1 descents from
 random starts mostly meet in one minimum, and lowering τ step by step leads from there to the data.
 
-1. From a random start at θf, τ from 1 to 0.02.
-2. Respawn: points that explain next to nothing are put where most is left to explain, and τ falls again.
-3. Both endpoints, and respawn once more.
-4. Hard gates: the network as it is.
-5. The last layer alone, which two endpoints explain much better: kept if it holds the points more firmly, which it does
-   where the network is wide enough for it.
+1. The last layer alone, where it has equations to spare: two endpoints explain it much better than the others. If it
+   holds every point, nothing more is needed.
+2. From a random start at θf, τ from 1 to 0.02. The layers' residuals are scaled to equal norm.
+3. Respawn: points that explain next to nothing are put where most is left to explain, and τ falls again.
+4. Both endpoints, and respawn once more.
+5. Hard gates: the network as it is.
+6. The last layer alone, from there. Of all that was found, what is held most firmly is kept.
 
-The layers' residuals are scaled to equal norm until then. Nothing here knows the data.
+Nothing here knows the data.
 """
 
 from __future__ import annotations
@@ -24,16 +25,21 @@ import torch
 from recollect.geometry import random_start
 from recollect.seeds import stream
 from recollect.shapes import Float, Int, Tensor
-from recollect.solve import LevenbergMarquardt, Outcome
+from recollect.solve import LevenbergMarquardt, Outcome, Status
 from recollect.solve.confidence import DOUBTFUL, expected_errors
 from recollect.solve.respawn import spawn
 from recollect.span import Endpoints, ExactSpan, Parity
 from recollect.stages.base import Stages
+from recollect.stages.last_layer import LastLayerStages
 
 _FALLING = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.02)
 _AGAIN = (0.5, 0.12, 0.03, 0.02)
 _BOTH = (0.1, 0.05, 0.02)
 _CLOSED = (0.01, 0.0)
+_SPARE, _SPARE_HIDDEN = 3.3, 1.5
+"""From so many equations an unknown the last layer is tried first; from fewer where signs hide, which it handles well."""
+_FIRM = 0.01
+"""A last layer that holds most points so firmly cannot be improved upon by the others."""
 _LITTLE = 0.2
 """A point that costs so much less than most explains nothing of its own."""
 _BETTER = 0.99
@@ -45,9 +51,16 @@ _RUNG_STEPS, _RUNG_SETTLED = 30, 1e-3
 class AllLayerStages(Stages[ExactSpan]):
     """Gates close at θf, respawn, both endpoints, respawn, hard gates, the last layer."""
 
+    _lifted = False
+    """Whether points own their even parts alone: where signs could not be told from one another."""
+
     def _all(self, n: int | None) -> None:
         assert n is not None  # `reconstruct` has asked for it
         problem = self.problem
+        self._lifted = problem.parity is Parity.LINEAR and n > problem.r * problem.victim.c
+        if self._spare(n) >= (_SPARE_HIDDEN if self._lifted else _SPARE) and self._last_layer_first(n):
+            return
+        first, its_notes, self.notes = self._kept, self.notes, ()
         endpoints = problem.attack.endpoints or (Endpoints.BOTH if problem.moving else Endpoints.FINAL)
         one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
         self._start(n, one)
@@ -56,17 +69,60 @@ class AllLayerStages(Stages[ExactSpan]):
             self._descend_through("both endpoints", _BOTH, endpoints)
             self._respawn(endpoints)
         self._descend_through("hard gates", _CLOSED, endpoints)
-        self._last_layer(endpoints)
+        if self._lifted:
+            self._settle_signs(problem.layerwise(endpoints, balanced=True))
+        self._last_layer_last(endpoints)
         if problem.parity in (Parity.EVEN, Parity.ODD):
             self._signs_open(problem.parity.value)
+        if first is not None and self._worse(*first[1:]) < self._worse(self.span, self.outcome):
+            self._kept, self.notes = first, its_notes
 
     def _step_flops(self, n: int | None) -> float:
         return self._span(Endpoints.FINAL, 0.0).normal_flops(n or 1, self.problem.r)
 
     def _span(self, endpoints: Endpoints, tau: float) -> ExactSpan:
-        return self.problem.layerwise(endpoints, tau=tau, balanced=True)
+        return self.problem.layerwise(endpoints, tau=tau, balanced=True, lifted=self._lifted)
 
     # One stage each.
+
+    def _spare(self, n: int) -> float:
+        """Equations of the last layer over its unknowns; 0 where it does not take part."""
+        problem = self.problem
+        if not set(problem.victim.network.last.names) <= set(problem.victim.select(problem.attack.parameters)):
+            return 0.0
+        span = problem.last_layer(Endpoints.FINAL)
+        return span.equations / span.unknowns(n, problem.r, problem.geometry)
+
+    def _last_layer_first(self, n: int) -> bool:
+        """Whether the stages of the last layer leave nothing to wish for."""
+        attack = replace(self.problem.attack, parameters="last")
+        stages = LastLayerStages(replace(self.problem, attack=attack), self._search, self._options, self._seed)
+        try:
+            stages._all(n)
+        finally:
+            if stages._kept is not None:
+                self._kept, self.stages, self.notes = (*stages._kept,), stages.stages, stages.notes
+        errors = expected_errors(self.span, self.problem.geometry, self.Z, self._jitter)
+        return not bool((errors > DOUBTFUL).any()) and float(errors.median()) < _FIRM
+
+    def _last_layer_last(self, endpoints: Endpoints) -> None:
+        """Fewer equations, but better explained: which of the two counts for more is what ê says."""
+        if self._spare(len(self.Z)) < 1:
+            return
+        span = self.problem.last_layer(endpoints)
+        outcome = self._descend("last layer alone", span, self.Z)
+        if math.isfinite(outcome.loss) and self._looseness(span, outcome) < self._looseness(self.span, self.outcome):
+            self._keep(span, outcome)
+            self._tell("last layer alone", outcome)
+
+    def _worse(self, span: ExactSpan, outcome: Outcome) -> tuple[bool, float]:
+        """Less is better: signs settled first, then how firmly points are held."""
+        return outcome.status is Status.SIGNS, self._looseness(span, outcome)
+
+    def _looseness(self, span: ExactSpan, outcome: Outcome) -> float:
+        """The median ê (`solve/confidence.py`): how far off most points are likely to be."""
+        jitter = torch.tensor(outcome.jitter, dtype=torch.float64, device=self.problem.device)
+        return float(expected_errors(span, self.problem.geometry, outcome.Z, jitter).median())
 
     def _start(self, n: int, endpoints: Endpoints) -> None:
         geometry, attack = self.problem.geometry, self.problem.attack
@@ -119,21 +175,6 @@ class AllLayerStages(Stages[ExactSpan]):
         return replace(
             outcome, iterations=outcome.iterations + alone.iterations, seconds=outcome.seconds + alone.seconds
         )
-
-    def _last_layer(self, endpoints: Endpoints) -> None:
-        """Fewer equations, better explained: whether that is worth it is what ê says (`solve/confidence.py`)."""
-        problem = self.problem
-        if not set(problem.victim.network.last.names) <= set(problem.victim.select(problem.attack.parameters)):
-            return
-        span = problem.last_layer(endpoints)
-        if span.unknowns(len(self.Z), problem.r, problem.geometry) > span.equations:
-            return
-        outcome = self._descend("last layer alone", span, self.Z)
-        before = expected_errors(self.span, problem.geometry, self.Z, self._jitter).median()
-        after = expected_errors(span, problem.geometry, outcome.Z, self._jitter).median()
-        if math.isfinite(outcome.loss) and float(after) < float(before):
-            self._keep(span, outcome)
-            self._tell("last layer alone", outcome)
 
     # How gates close.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -15,12 +16,16 @@ from recollect.result import Stage
 from recollect.search import Search
 from recollect.shapes import Float, Tensor
 from recollect.solve import LevenbergMarquardt, Outcome, Status
+from recollect.solve.signs import find_signs
 from recollect.span import ExactSpan
 from recollect.threads import threads_for
 
 UNSETTLED = "signs are not settled"
 EXACT = 1e-20
 """A residual at the rounding of float64: nothing is left to explain."""
+
+_AS_GOOD = 10.0
+"""Without the free linear part the residual of the same points is a little larger; with a wrong sign, much."""
 
 S = TypeVar("S", bound=ExactSpan)
 
@@ -123,6 +128,27 @@ class Stages(ABC, Generic[S]):
 
     def _tell(self, name: str, outcome: Outcome) -> None:
         self.stages += (Stage(name, outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value),)
+
+    def _settle_signs(self, plain: S) -> None:
+        """From a lifted span to the plain one, with signs that the linear part allows."""
+        lifted = self.span
+        M, t = lifted.sign_system(self.Z, self._jitter)
+        before = self.outcome
+
+        def explains(values: Tensor) -> bool:
+            loss = plain.fit(values.to(before.Z)[:, None] * before.Z, gradient=False, jitter=self._jitter).loss
+            return float(loss) < max(min(_AS_GOOD * before.loss, 0.1), EXACT)
+
+        spare = lifted.equations - self.problem.unknowns(len(before.Z), lifted)
+        signs = find_signs(M, t, math.sqrt(before.loss / max(spare, 1)), explains)
+        signed = signs.values.to(before.Z)[:, None] * before.Z
+        if not signs.settled:
+            self._keep(lifted, replace(before, Z=signed))  # which does not mind the signs
+            self._signs_open(signs.how)
+            return
+        outcome = self._descend("signs settled", plain, signed)
+        self._keep(plain, outcome)
+        self._tell(signs.how, outcome)
 
     def _signs_open(self, why: str) -> None:
         if self.outcome.status in (Status.CONVERGED, Status.STATIONARY):

@@ -25,13 +25,10 @@ from recollect.shapes import Float, Int, Tensor
 from recollect.solve import Outcome
 from recollect.solve.confidence import DOUBTFUL, doubtful, expected_errors
 from recollect.solve.respawn import spawn
-from recollect.solve.signs import find_signs, sign_system
 from recollect.span import Endpoints, LastLayerSpan, Parity
 from recollect.stages.base import EXACT, Stages
 
 _BETTER = 0.99
-_AS_GOOD = 10.0
-"""Without the free linear part the residual of the same points is a little larger; with a wrong sign, much."""
 _JUMP = 3.0
 """By so much the residual must rise when a point is dropped that was there."""
 _CLEAR_JUMP = 10.0
@@ -79,7 +76,7 @@ class LastLayerStages(Stages[LastLayerSpan]):
         if (n is None or endpoints is Endpoints.BOTH) and self._respawn(_PATIENCE, goal):
             self._turn_subspace()  # the points that were wrong had held it back
         if lifted:
-            self._settle_signs(endpoints)
+            self._settle_signs(self._span(endpoints, False))
         elif parity is not Parity.NONE:
             few = "too few equations to lift the signs: some points may be stuck on the wrong side"
             self._signs_open(few if parity is Parity.LINEAR else parity.value)
@@ -264,26 +261,6 @@ class LastLayerStages(Stages[LastLayerSpan]):
         self.problem = problem.within(U.cpu())
         self._keep(self._span(span.endpoints, span.lifted), replace(outcome, Z=problem.geometry.project(outcome.Z @ U)))
         self._tell("turning the subspace", outcome)
-
-    def _settle_signs(self, endpoints: Endpoints) -> None:
-        lifted = self.span
-        M, t = sign_system(lifted, self.Z, lifted.explain(self.Z, self._jitter))
-        plain, before = self._span(endpoints, False), self.outcome
-
-        def explains(values: Tensor) -> bool:
-            loss = plain.fit(values.to(before.Z)[:, None] * before.Z, gradient=False, jitter=self._jitter).loss
-            return float(loss) < max(min(_AS_GOOD * before.loss, 0.1), EXACT)
-
-        spare = lifted.equations - self.problem.unknowns(len(before.Z), lifted)
-        signs = find_signs(M, t, math.sqrt(before.loss / max(spare, 1)), explains)
-        signed = signs.values.to(before.Z)[:, None] * before.Z
-        if not signs.settled:
-            self._keep(lifted, replace(before, Z=signed))  # which does not mind the signs
-            self._signs_open(signs.how)
-            return
-        outcome = self._descend("signs settled", plain, signed)
-        self._keep(plain, outcome)
-        self._tell(signs.how, outcome)
 
 
 def _loosest(errors: Float[Tensor, " n"]) -> Int[Tensor, " m"]:

@@ -40,6 +40,23 @@ class Activation:
 
         return Activation(f"{self.name} over {tau:g}", phi, derivative, homogeneous=False)
 
+    def part(self, sign: int) -> Activation:
+        """(φ(t) + sign·φ(−t))/2: the even part for +1, the odd part for −1."""
+
+        def phi(t: Tensor) -> Tensor:
+            return (self.phi(t) + sign * self.phi(-t)) / 2
+
+        def derivative(t: Tensor) -> Tensor:
+            return (self.derivative(t) - sign * self.derivative(-t)) / 2
+
+        kink = None
+        if self.kink is not None:
+            left, right = self.kink
+            kink = ((left - sign * right) / 2, (right - sign * left) / 2)
+        return Activation(
+            f"{'even' if sign > 0 else 'odd'} part of {self.name}", phi, derivative, self.homogeneous, kink
+        )
+
 
 def _gelu_slope(t: Tensor) -> Tensor:
     return 0.5 * (1 + torch.erf(t / math.sqrt(2))) + t * torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)

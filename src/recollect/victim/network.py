@@ -134,6 +134,8 @@ class MLP:
     frozen: frozenset[str] = frozenset()
     smoothing: tuple[float, ...] = ()
     """The width over which each hidden layer's kinks are spread; empty: not at all."""
+    parity: int = 0
+    """+1: with the even part of the activation alone, −1: with the odd part, 0: with all of it."""
 
     @property
     def d(self) -> int:
@@ -162,7 +164,8 @@ class MLP:
 
     @property
     def identity(self) -> str:
-        return f"{self.widths} {self.layers} {self.activation} {self.scale} {sorted(self.frozen)} {self.smoothing}"
+        phi = (self.activation, self.scale, self.smoothing, self.parity)
+        return f"{self.widths} {self.layers} {phi} {sorted(self.frozen)}"
 
     @property
     def homogeneous(self) -> bool:
@@ -171,7 +174,8 @@ class MLP:
     @property
     def _phis(self) -> list[Activation]:
         phi = activation(self.activation)
-        return [phi.smoothed(tau) for tau in self.smoothing] if self.smoothing else [phi] * (self.depth - 1)
+        phis = [phi.smoothed(tau) for tau in self.smoothing] if self.smoothing else [phi] * (self.depth - 1)
+        return [phi.part(self.parity) for phi in phis] if self.parity else phis
 
     def __call__(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
         return _linear(theta, self.last, self.features(theta, X))
