@@ -253,6 +253,72 @@ def test_loss_gradient_and_normal_equations_match_their_definitions(
     torch.testing.assert_close(normal.N, F.T @ F, rtol=1e-6, atol=1e-9 * size)  # type: ignore[attr-defined]
 
 
+@given(
+    seed=st.integers(0, 999),
+    n=st.integers(1, 3),
+    c=st.integers(1, 2),
+    activation=st.sampled_from(["relu", "leaky-relu"]),
+    tau=st.sampled_from([0.0, 0.3]),
+    endpoints=st.sampled_from(list(Endpoints)),
+)
+def test_lifting_leaves_even_parts_and_a_free_linear_one(
+    seed: int, n: int, c: int, activation: str, tau: float, endpoints: Endpoints
+) -> None:
+    victim, Z = drawn(2, c, n, False, activation, tau, seed)
+    names = victim.select("all")
+    span = LayerwiseSpan(victim, names, device=CPU, dtype=F64, endpoints=endpoints, lifted=True)
+    flips = torch.where(torch.rand(n, generator=generator(seed)) < 0.5, -1.0, 1.0).double()
+    fit, normal = span.linearise(Z, Sphere(2.0))
+    flipped = span.fit(flips[:, None] * Z)
+    torch.testing.assert_close(flipped.loss, fit.loss, rtol=1e-8, atol=1e-10)
+    assert victim.theta_0 is not None
+    ends = {Endpoints.FINAL: [victim.theta_f], Endpoints.INITIAL: [victim.theta_0]}
+    thetas = ends.get(endpoints, [victim.theta_f, victim.theta_0])
+
+    def combined(Z: Tensor, alpha: Tensor, sign: int) -> Tensor:
+        """Σ α ∇(f(z) + sign·f(−z))/2 over points, outputs and ends."""
+        total: Tensor = torch.zeros((), dtype=F64)
+        for theta, own in zip(thetas, alpha, strict=True):
+
+            def half(t: dict[str, Tensor], own: Tensor = own) -> Tensor:
+                return (own * (victim.network(t, Z) + sign * victim.network(t, -Z))).sum() / 2
+
+            part = torch.func.grad(half)({name: theta[name] for name in names})
+            total = total + torch.cat([part[name].reshape(-1) for name in names])
+        return total
+
+    E = torch.eye(4, dtype=F64)
+    zero, fixed = torch.zeros(len(thetas), n, c, dtype=F64), torch.zeros(len(thetas), 4, c, dtype=F64)
+    own = torch.func.jacrev(lambda alpha: combined(Z, alpha, 1))(zero)
+    linear = torch.func.jacrev(lambda alpha: combined(E, alpha, -1))(fixed)
+    G = torch.cat([own.flatten(1), linear.flatten(1)], dim=1)
+    change = torch.cat([part.reshape(-1) for part in victim.delta(names).values()])
+    delta = change / change.norm()
+    alpha = torch.linalg.lstsq(G, delta[:, None], driver="gelsd").solution[:, 0]
+    torch.testing.assert_close(fit.loss, (delta - G @ alpha).square().sum(), rtol=1e-6, atol=1e-9)
+    M = torch.func.jacfwd(lambda Z: combined(Z, alpha[: zero.numel()].reshape(zero.shape), 1))(Z)
+    M = Sphere(2.0).tangent(Z, M).reshape(len(delta), -1)
+    F = M - G @ torch.linalg.lstsq(G, M, driver="gelsd").solution
+    size = float((M.T @ M).abs().max())
+    torch.testing.assert_close(normal.N, F.T @ F, rtol=1e-5, atol=1e-8 * size)  # type: ignore[attr-defined]
+
+
+def test_the_sign_system_holds_where_the_linear_parts_do() -> None:
+    """Δθ made of gradients at chosen points: then the free linear part is theirs, whatever signs they are given."""
+    victim, Z = drawn(2, 1, 3, False, "relu", 0.0, 1)
+    alpha = points(3, 1, 2)
+    chosen = dict(victim.theta_f)
+    change = torch.func.grad(lambda t: (alpha * victim.network(t, Z)).sum())(chosen)
+    made = Victim(victim.network, {name: chosen[name] - change[name] for name in chosen}, chosen)
+    span = LayerwiseSpan(made, made.select("all"), device=CPU, dtype=F64, lifted=True, balanced=True)
+    flips = torch.tensor([1.0, -1.0, -1.0], dtype=F64)
+    assert float(span.fit(flips[:, None] * Z).loss) < 1e-20
+    M, t = span.sign_system(flips[:, None] * Z)
+    torch.testing.assert_close(M @ flips, t, rtol=1e-7, atol=1e-7 * float(t.abs().max()))
+    with pytest.raises(ValueError, match="lifted"):
+        LayerwiseSpan(made, made.select("all"), device=CPU, dtype=F64).sign_system(Z)
+
+
 @given(seed=st.integers(0, 99), n=st.integers(2, 4), c=st.integers(1, 3), endpoints=st.sampled_from(list(Endpoints)))
 def test_cost_and_gain_are_differences_of_losses(seed: int, n: int, c: int, endpoints: Endpoints) -> None:
     victims = [drawn(2, c, n, False, "relu", 0.2, seed), drawn(3, c, n, True, "tanh", 0.0, seed)]

@@ -37,7 +37,7 @@ _AGAIN = (0.5, 0.12, 0.03, 0.02)
 _BOTH = (0.1, 0.05, 0.02)
 _CLOSED = (0.01, 0.0)
 _SPARE, _SPARE_HIDDEN = 3.3, 1.5
-"""From so many equations an unknown the last layer is tried first; from fewer where signs hide, which it handles well."""
+"""From so many equations an unknown the last layer is tried first; from fewer where signs hide: it is good at those."""
 _FIRM = 0.01
 """A last layer that holds most points so firmly cannot be improved upon by the others."""
 _LITTLE = 0.2
