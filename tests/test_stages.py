@@ -32,7 +32,7 @@ from recollect.problem import RecollectWarning
 from recollect.solve import confidence as confidence_file
 from recollect.solve.confidence import expected_errors
 from recollect.span import LastLayerSpan
-from recollect.span import last_layer as last_layer_file
+from recollect.span import normal as normal_file
 from recollect.training import minimum_norm, train
 from recollect.victim import initial_theta, mlp, random_features
 
@@ -145,7 +145,7 @@ def test_several_outputs_depth_and_a_torch_module() -> None:
 
 def test_matrix_free_steps_lead_to_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
     victim, data = interpolated(3, n=6, d=8, r=4, p=200)
-    monkeypatch.setattr(last_layer_file, "DENSE_UNKNOWNS", 0)
+    monkeypatch.setattr(normal_file, "DENSE_UNKNOWNS", 0)
     found = reconstruct(victim, 6, Projection(space=Basis(U=data.basis)))
     assert evaluate(found, data.inputs).rho < 1e-6
 

@@ -36,7 +36,7 @@ class Basis:
 class Auto:
     """Levenberg–Marquardt in stages: `stages/last_layer.py`, or `stages/all_layers.py` for other parameters.
 
-    Beyond the last layer of a torch module, where there is no Levenberg–Marquardt yet, the paper's gradient descent.
+    Where a parameter belongs to a layer without a rule, the paper's gradient descent.
     """
 
     iterations: int = 200

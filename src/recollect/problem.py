@@ -33,7 +33,7 @@ from recollect.span import (
     parity,
 )
 from recollect.subspace import Spectrum, check_basis, spectrum
-from recollect.victim import MLP, Victim, activation
+from recollect.victim import Victim
 
 _ALGORITHM = 3
 """Raised when the same options no longer lead to the same points: what was saved before is then not gone on from."""
@@ -135,12 +135,6 @@ class Problem:
             lifted=lifted,
         )
 
-    @property
-    def smooths(self) -> bool:
-        """Whether the network has kinks that can be smoothed."""
-        network = self.restricted.network
-        return isinstance(network, MLP) and activation(network.activation).kink is not None
-
     def unknowns(self, n: int, span: Span | None = None) -> int:
         """Coordinates and coefficients of n points."""
         if isinstance(span, ExactSpan):
@@ -194,10 +188,10 @@ class Problem:
 
 
 def uses_gradient_descent(attack: Projection, victim: Victim) -> bool:
-    """Beyond the last layer of a torch module there is nothing else yet."""
+    """Because it was asked for, or because some layer has no rule for anything else."""
     if isinstance(attack.solver, GradientDescent):
         return True
-    return attack.parameters != "last" and not isinstance(victim.network, MLP)
+    return attack.parameters != "last" and bool(set(victim.select(attack.parameters)) & set(victim.network.untapped))
 
 
 def _basis(victim: Victim, space: FullSpace | Subspace | Basis) -> tuple[Tensor | None, Spectrum | None]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recollect.errors import OptionError
 from recollect.geometry import FreeRadius, Geometry, Sphere
 from recollect.span import Endpoints, LastLayerSpan, Parity, moving, parity
-from recollect.span import last_layer as last_layer_file
+from recollect.span import normal as normal_file
 from recollect.victim import MLP, Victim, mlp, random_features
 
 ACTIVATIONS = ["relu", "leaky-relu", "tanh", "sigmoid", "gelu", "softplus", "sine", "erf"]
@@ -180,7 +180,7 @@ def test_the_normal_equations_are_those_of_the_jacobian(shape: tuple[object, ...
     torch.testing.assert_close(dense.gradient, half, rtol=0, atol=case.tolerance * (float(g.abs().max()) + 1e-3))
     # The matrix-free form, and what both make of it.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(last_layer_file, "DENSE_UNKNOWNS", 0)
+        patch.setattr(normal_file, "DENSE_UNKNOWNS", 0)
         _, free_form = case.span.linearise(case.Z, geometry)
     n, r = case.Z.shape
     v = points(n, r, 3)
@@ -204,7 +204,7 @@ def test_the_variances_are_the_blocks_of_the_inverse() -> None:
         twin = torch.linalg.pinv(normal.N, hermitian=True, rtol=1e-10).diagonal().reshape(4, 3).sum(1)
         torch.testing.assert_close(normal.variances(), twin, rtol=1e-5, atol=0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(last_layer_file, "DENSE_UNKNOWNS", 0)
+        patch.setattr(normal_file, "DENSE_UNKNOWNS", 0)
         _, alone = case.span.linearise(case.Z, Sphere(2.0))
     assert (alone.variances() <= case.span.linearise(case.Z, Sphere(2.0))[1].variances() * (1 + 1e-9)).all()
 

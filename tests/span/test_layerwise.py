@@ -18,6 +18,8 @@ from recollect.options import FullSpace, Projection
 from recollect.problem import Problem
 from recollect.solve import GradientDescent
 from recollect.span import DenseSpan, Endpoints, ImplicitSpan, LayerwiseSpan
+from recollect.span import normal as normal_file
+from recollect.span.normal import DenseNormal, ImplicitNormal
 from recollect.victim import Victim, mlp
 
 
@@ -251,6 +253,64 @@ def test_loss_gradient_and_normal_equations_match_their_definitions(
     F = M - G @ torch.linalg.lstsq(G, M, driver="gelsd").solution
     size = float((M.T @ M).abs().max())
     torch.testing.assert_close(normal.N, F.T @ F, rtol=1e-6, atol=1e-9 * size)  # type: ignore[attr-defined]
+
+
+@given(**drawings, damping=st.sampled_from([1e-3, 0.1, 10.0]))
+def test_the_matrix_free_step_is_the_dense_one(
+    depth: int,
+    c: int,
+    n: int,
+    bias: bool,
+    activation: str,
+    tau: float,
+    seed: int,
+    endpoints: Endpoints,
+    balanced: bool,
+    damping: float,
+) -> None:
+    victim, Z = drawn(depth, c, n, bias, activation, tau, seed)
+    span = LayerwiseSpan(victim, victim.select("all"), device=CPU, dtype=F64, endpoints=endpoints, balanced=balanced)
+    geometry = Sphere(2.0)
+    _, dense = span.linearise(Z, geometry)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(normal_file, "DENSE_UNKNOWNS", 0)
+        _, free_form = span.linearise(Z, geometry)
+    assert isinstance(dense, DenseNormal)
+    assert isinstance(free_form, ImplicitNormal)
+    v = points(n, 4, seed + 9)
+    size = float(dense.N.abs().max()) + 1e-12
+    expected = (dense.N @ v.reshape(-1)).reshape(v.shape)
+    torch.testing.assert_close(free_form.apply(v), expected, rtol=1e-6, atol=1e-8 * size)
+    torch.testing.assert_close(free_form.gradient, dense.gradient)
+    free_form = replace(free_form, tolerance=1e-10)
+    loading = damping * float(free_form.blocks.mean())  # the two scale λ by their own mean diagonals
+    N = dense.N + loading * torch.eye(n * 4, dtype=F64)
+    step = torch.linalg.solve(N, -dense.gradient.reshape(-1)).reshape(v.shape)
+    torch.testing.assert_close(free_form.step(damping), step, rtol=1e-5, atol=1e-6 * float(step.abs().max()) + 1e-12)
+    assert (free_form.variances() >= 0).all()
+
+
+@pytest.mark.parametrize("name", ["a convolution", "a residual block"])
+def test_the_matrix_free_product_of_a_module_is_its_definition(name: str) -> None:
+    victim = module_victim(name, 2, True, 3)
+    names, Z, geometry = victim.select("all"), points(2, 72, 4), FreeRadius(1.0)
+    span = LayerwiseSpan(victim, names, device=CPU, dtype=F64)
+    fit, normal = span.linearise(Z, geometry)
+    assert isinstance(normal, ImplicitNormal)
+    theta = {key: victim.theta_f[key] for key in names}
+    length = math.sqrt(sum(float(part.square().sum()) for part in victim.delta(names).values()))
+
+    def combined(Z: Tensor, alpha: Tensor) -> Tensor:
+        part = torch.func.grad(lambda t: (alpha * victim.network(t, Z)).sum())(theta)
+        return torch.cat([part[key].reshape(-1) for key in names])
+
+    alpha = fit.alpha / length
+    G = torch.func.jacrev(lambda alpha: combined(Z, alpha))(alpha).flatten(1)
+    v = points(2, 72, 5)
+    moved = torch.func.jvp(lambda Z: combined(Z, alpha), (Z,), (v,))[1]
+    free = moved - G @ torch.linalg.lstsq(G, moved[:, None], driver="gelsd").solution[:, 0]
+    expected = torch.func.vjp(lambda Z: combined(Z, alpha), Z)[1](free)[0]
+    torch.testing.assert_close(normal.apply(v), expected, rtol=1e-6, atol=1e-9 * float(expected.abs().max()))
 
 
 @given(

@@ -12,16 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from recollect.geometry import Geometry
-from recollect.memory import total_memory
 from recollect.shapes import Float, Tensor
 from recollect.span.base import Fit, Gains, Weights, cost, gain
 from recollect.span.gram import Gram
-from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, dense_normal_bytes
+from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, dense_normal_bytes, forms_dense
 from recollect.span.rows import Endpoints, Rows
 from recollect.victim import Victim
-
-DENSE_UNKNOWNS = 20_000
-"""Above so many coordinates JᵀJ (3.2 GB at the limit) is not formed."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +156,7 @@ class LastLayerSpan:
         return fit, form(Z, geometry, explained, C, barred)
 
     def dense(self, n: int, r: int) -> bool:
-        """Whether JᵀJ is formed: up to DENSE_UNKNOWNS, and within half the machine's memory."""
-        needed = dense_normal_bytes(self.rows.families, self.delta.shape[1], n, r)
-        return n * r <= DENSE_UNKNOWNS and 2 * needed <= total_memory(self.delta.device)
+        return forms_dense(n, r, dense_normal_bytes(self.rows.families, self.delta.shape[1], n, r), self.delta.device)
 
     def normal_flops(self, n: int, r: int) -> float:
         p = self.delta.shape[1]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +28,7 @@ from recollect.geometry import Geometry
 from recollect.shapes import Float, Tensor, Theta
 from recollect.span.base import Fit, Gains, Weights, cast, cost, gain
 from recollect.span.gram import Gram
-from recollect.span.normal import DenseNormal, Normal
+from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forms_dense
 from recollect.span.rows import Endpoints, ends
 from recollect.victim import MLP, Bent, Layer, Tap, Victim
 
@@ -148,7 +148,7 @@ class LayerwiseSpan:
     def fit(self, X: Float[Tensor, "n d"], *, gradient: bool = True, jitter: Float[Tensor, ""] | None = None) -> Fit:
         X, traced = self._traced(X)
         explained = self._explain(traced, jitter)
-        slope = self._slope(X, traced, explained) if gradient else None
+        slope = self._slope(X, traced, explained.alpha, explained.R) if gradient else None
         return Fit(self.loss(explained), self._weights.length * explained.alpha[:, : len(X)].sum(0), slope)
 
     def explain(self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None = None) -> ExplainedLayers:
@@ -212,32 +212,47 @@ class LayerwiseSpan:
         K = torch.einsum("ef,fakgbm,hg->eakhbm", mix, K.reshape(F, rows // F, c, F, rows // F, c), mix)
         gram = Gram(K.reshape(rows * c, rows * c), jitter)
 
-        def solve(V: list[Tensor]) -> Tensor:
-            b = _total(layer.along(part) for layer, part in zip(layers, V, strict=True))
-            return gram.solve((mix @ b.reshape(F, -1)).reshape(-1, 1)).to(b.dtype).reshape(F, -1)
-
-        def rest(mixed: Tensor) -> list[Tensor]:
-            alpha = (mix.T @ mixed).reshape(rows, c)
-            return [part - layer.combined(alpha) for layer, part in zip(layers, delta, strict=True)]
-
-        mixed = solve(delta)
+        mixed = self._coefficients(layers, gram, delta)
+        R = self._without(layers, mixed, delta)
         if self._refine:
-            mixed = mixed + solve(rest(mixed))
+            mixed = mixed + self._coefficients(layers, gram, R)
+            R = self._without(layers, mixed, delta)
         shape = (F, rows // F, c)
-        return ExplainedLayers(layers, gram, mixed.reshape(shape), (mix.T @ mixed).reshape(shape), rest(mixed))
+        return ExplainedLayers(layers, gram, mixed.reshape(shape), (mix.T @ mixed).reshape(shape), R)
+
+    def _coefficients(self, layers: list[Passed], gram: Gram, V: list[Tensor]) -> Float[Tensor, "f nc"]:
+        """Of V's projection on the span, in mean and difference."""
+        b = _total(layer.along(part) for layer, part in zip(layers, V, strict=True))
+        b = self._mix @ b.reshape(len(self._thetas), -1)
+        return gram.solve(b.reshape(-1, 1)).to(b.dtype).reshape(b.shape)
+
+    def _without(self, layers: list[Passed], mixed: Float[Tensor, "f nc"], V: list[Tensor]) -> list[Tensor]:
+        """V less what these coefficients explain."""
+        alpha = (self._mix.T @ mixed).reshape(len(layers[0].A), -1)
+        return [part - layer.combined(alpha) for layer, part in zip(layers, V, strict=True)]
 
     def _slope(
-        self, X: Tensor, traced: list[tuple[Tensor, list[Tap]]], explained: ExplainedLayers
+        self,
+        X: Tensor,
+        traced: list[tuple[Tensor, list[Tap]]],
+        alpha: Float[Tensor, "f k c"],
+        V: list[Tensor],
+        *,
+        keep: bool = False,
+        attached: bool = False,
     ) -> Float[Tensor, "n d"]:
-        """−2∇_X ⟨α, G(X)R⟩ = −2∇_X Σ_l D_i·(R_l A_i), α and R held fixed."""
+        """−2∇_X ⟨α, G(X)V⟩ = −2∇_X Σ_l D_i·(V_l A_i), α and V held fixed: the gradient of the loss for V = R.
+
+        `keep`: the traced layers are used again. `attached`: it can be differentiated by V.
+        """
         correlation = X.new_zeros(())
         with torch.enable_grad():
-            for (outputs, taps), alpha in zip(traced, explained.alpha[:, : len(X)], strict=True):
-                back = torch.autograd.grad(outputs, [tap.Y for tap in taps], alpha, create_graph=True)
-                for tap, D, R in zip(taps, back, explained.R, strict=True):
-                    correlation = correlation + (tap.positions(D) * (self._entering(tap) @ R.T)).sum()
-        (slope,) = torch.autograd.grad(correlation, X)
-        return -2 * slope
+            for (outputs, taps), own in zip(traced, alpha[:, : len(X)], strict=True):
+                back = torch.autograd.grad(outputs, [tap.Y for tap in taps], own, create_graph=True)
+                for tap, D, part in zip(taps, back, V, strict=True):
+                    correlation = correlation + (tap.positions(D) * (self._entering(tap) @ part.T)).sum()
+            (slope,) = torch.autograd.grad(correlation, X, retain_graph=keep, create_graph=attached)
+            return -2 * slope
 
     def _passed(self, outputs: Tensor, taps: list[Tap], *, attached: bool = False) -> list[Passed]:
         c = outputs.shape[1]
@@ -293,20 +308,49 @@ class LayerwiseSpan:
 
     def normal_flops(self, n: int, r: int) -> float:
         widths = sum(tensor.shape[0] for tensor in self._weights.delta.values())
-        return 4.0 * widths * (n * r) ** 2
+        return 4.0 * widths * (n * r) ** 2 if self.dense(n, r) else self.flops(n)
+
+    def dense(self, n: int, r: int) -> bool:
+        """Whether JᵀJ is formed; for a network that can say how its layers bend."""
+        if not isinstance(self._network, MLP):
+            return False
+        sides = sum(sum(delta.shape) for delta in self._delta)
+        rows = len(self._thetas) * n * self._network.c
+        needed = 8 * n * r * (2 * len(self._thetas) * sides + 4 * n * r + 2 * rows)
+        return forms_dense(n, r, needed, self._mix.device)
 
     def linearise(
         self, Z: Float[Tensor, "n r"], geometry: Geometry, jitter: Float[Tensor, ""] | None = None
     ) -> tuple[Fit, Normal]:
-        """The fit at Z and the normal equations of Kaufman's linearisation."""
         Z, traced = self._traced(Z)
         explained = self._explain(traced, jitter)
-        slope = self._slope(Z, traced, explained)
-        Z = Z.detach()
-        barred = torch.nn.functional.normalize(Z - geometry.tangent(Z, Z), dim=1)
+        slope = self._slope(Z, traced, explained.alpha, explained.R, keep=True)
         fit = Fit(self.loss(explained), self._weights.length * explained.alpha[:, : len(Z)].sum(0), slope)
-        N = self._normal_matrix(Z, geometry, explained)
-        return fit, DenseNormal(N, geometry.tangent(Z, slope) / 2, barred, geometry.frame(Z))
+        at = Z.detach()
+        barred = torch.nn.functional.normalize(at - geometry.tangent(at, at), dim=1)
+        g = geometry.tangent(at, slope) / 2
+        if self.dense(*Z.shape):
+            return fit, DenseNormal(self._normal_matrix(at, geometry, explained), g, barred, geometry.frame(at))
+        apply = self._normal_product(Z, traced, geometry, explained)
+        return fit, ImplicitNormal(apply, _scalars(apply, geometry, at), g, barred)
+
+    def _normal_product(
+        self, Z: Tensor, traced: list[tuple[Tensor, list[Tap]]], geometry: Geometry, explained: ExplainedLayers
+    ) -> Callable[[Tensor], Tensor]:
+        """v → JᵀJv by backward passes alone, for any network."""
+        at, alpha = Z.detach(), explained.alpha
+        # Jᵀu = ∇_Z Σ_l D_i·(u_l A_i) is linear in u; the gradient of ⟨Jᵀu, v⟩ by u is Jv.
+        u = [torch.zeros_like(R).requires_grad_() for R in explained.R]
+        transposed = self._slope(Z, traced, alpha, u, keep=True, attached=True)
+
+        def apply(v: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+            moved = torch.autograd.grad(transposed, u, geometry.tangent(at, v), retain_graph=True)
+            V = [part / -2 for part in moved]
+            layers = explained.layers
+            free = self._without(layers, self._coefficients(layers, explained.gram, V), V)
+            return geometry.tangent(at, self._slope(Z, traced, alpha, free, keep=True)) / -2
+
+        return apply
 
     def _normal_matrix(self, Z: Tensor, geometry: Geometry, explained: ExplainedLayers) -> Float[Tensor, "nr nr"]:
         """MᵀM − (GM)ᵀK⁻¹GM, column (i, a) of M being the change of Σ_e Σ_l D_i A_iᵀ with z_ia."""
@@ -376,6 +420,17 @@ def _products(one: Bent, other: Bent) -> Float[Tensor, "nr nr"]:
 
 def _total(parts: Iterator[Tensor]) -> Tensor:
     return functools.reduce(torch.add, parts)
+
+
+def _scalars(apply: Callable[[Tensor], Tensor], geometry: Geometry, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n 1 1"]:
+    """The mean diagonal of each point's block of JᵀJ, estimated with random signs (Hutchinson)."""
+    generator = torch.Generator().manual_seed(0)
+    probes = torch.randint(0, 2, (_PROBES, *Z.shape), generator=generator).mul(2).sub(1).to(Z)
+    means = torch.stack([(probe * apply(geometry.tangent(Z, probe))).mean(1) for probe in probes]).mean(0)
+    return means.clamp_min(1e-3 * means.clamp_min(0).mean() + 1e-300)[:, None, None]
+
+
+_PROBES = 4
 
 
 def _stack(ends: Sequence[Passed]) -> Passed:

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from recollect.memory import total_memory
 from recollect.shapes import Float, Tensor
 
 
@@ -98,11 +99,11 @@ class ImplicitNormal:
     """JᵀJv by one product with the Jacobians and one with their transposes; conjugate gradients for the step.
 
     8npr operations a product where the dense matrix takes 2p(nr)² to form. The preconditioner is the block diagonal
-    of JᵀJ + λD, an r×r matrix a point.
+    of JᵀJ + λD: an r×r matrix a point or, where that is too much to form, the mean of its diagonal (1×1).
     """
 
     apply: Callable[[Float[Tensor, "n r"]], Float[Tensor, "n r"]]
-    blocks: Float[Tensor, "n r r"]
+    blocks: Float[Tensor, "n b b"]
     gradient: Float[Tensor, "n r"]
     barred: Float[Tensor, "n r"]
     tolerance: float = 1e-3
@@ -115,9 +116,13 @@ class ImplicitNormal:
         factor, info = torch.linalg.cholesky_ex(self.blocks + loading * torch.eye(diagonal.shape[1]).to(self.blocks))
         if bool((info != 0).any()):
             return torch.full_like(self.gradient, torch.nan)
+
+        def condition(v: Tensor) -> Tensor:
+            return torch.cholesky_solve(v.reshape(len(v), factor.shape[1], -1), factor).reshape(v.shape)
+
         s, rest = torch.zeros_like(self.gradient), -self.gradient
         goal = self.tolerance * float(rest.norm())
-        direction = conditioned = torch.cholesky_solve(rest[:, :, None], factor)[:, :, 0]
+        direction = conditioned = condition(rest)
         agreement = (rest * conditioned).sum()
         for _ in range(self.most):
             if float(rest.norm()) <= goal:
@@ -125,7 +130,7 @@ class ImplicitNormal:
             image = self.apply(direction) + loading * direction
             length = agreement / (direction * image).sum()
             s, rest = s + length * direction, rest - length * image
-            conditioned = torch.cholesky_solve(rest[:, :, None], factor)[:, :, 0]
+            conditioned = condition(rest)
             before, agreement = agreement, (rest * conditioned).sum()
             direction = conditioned + agreement / before * direction
         return s
@@ -133,6 +138,10 @@ class ImplicitNormal:
     def variances(self) -> Float[Tensor, " n"]:
         """Each point by itself, as if the others were known: too small, but in much the same order."""
         mean = _scale(self.blocks.diagonal(dim1=1, dim2=2))
+        if self.blocks.shape[1] == 1:  # tr N⁻¹ ≥ f²/tr N, f the directions a point may move in
+            free = self.gradient.shape[1] - self.barred.square().sum(1)
+            total = self.gradient.shape[1] * self.blocks[:, 0, 0]
+            return free.square() / (total + _LOADING * mean)
         loading = _LOADING * mean * torch.eye(self.blocks.shape[1]).to(self.blocks)
         held = self.blocks + loading + mean * torch.einsum("na,nb->nab", self.barred, self.barred)
         traces: Tensor = torch.linalg.inv(held).diagonal(dim1=1, dim2=2).sum(1)
@@ -147,6 +156,15 @@ def _scale(diagonal: Tensor) -> Tensor:
     """What counts as large in JᵀJ; 1 where it is zero because no point can move."""
     mean = diagonal.mean()
     return torch.where(mean > 0, mean, 1.0)
+
+
+DENSE_UNKNOWNS = 20_000
+"""Above so many coordinates JᵀJ (3.2 GB at the limit) is not formed."""
+
+
+def forms_dense(n: int, r: int, needed: int, device: torch.device) -> bool:
+    """Whether JᵀJ is formed: up to DENSE_UNKNOWNS, and if the bytes needed are within half the machine's memory."""
+    return n * r <= DENSE_UNKNOWNS and 2 * needed <= total_memory(device)
 
 
 def dense_normal_bytes(families: int, p: int, n: int, r: int) -> int:

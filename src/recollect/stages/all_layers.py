@@ -166,7 +166,7 @@ class AllLayerStages(Stages[ExactSpan]):
     def _round(self, endpoints: Endpoints, dropped: Int[Tensor, " m"], generator: torch.Generator) -> Outcome:
         stays = torch.ones(len(self.Z), dtype=torch.bool)
         stays[dropped] = False
-        span = self._span(endpoints, _AGAIN[0] if self._kinked else 0.0)
+        span = self._span(endpoints, _AGAIN[0] if self.problem.restricted.network.kinked else 0.0)
         alone = self._descend("respawn", span, self.Z[stays.to(self.Z.device)], solver=self._rung)
         Z = alone.Z
         while len(Z) < len(self.Z):  # fewer than were dropped, if no more than that stand apart
@@ -182,17 +182,12 @@ class AllLayerStages(Stages[ExactSpan]):
     def _rung(self) -> LevenbergMarquardt:
         return LevenbergMarquardt(iterations=min(_RUNG_STEPS, self._options.iterations), settled=_RUNG_SETTLED)
 
-    @property
-    def _kinked(self) -> bool:
-        """Whether there is anything to smooth."""
-        return self.problem.smooths
-
     def _through(
         self, name: str, rungs: tuple[float, ...], endpoints: Endpoints, Z: Float[Tensor, "n r"]
     ) -> tuple[ExactSpan, Outcome]:
         """One descent a rung, each from where the one before it ended."""
         iterations, seconds = 0, 0.0
-        for tau in rungs if self._kinked else (0.0,):
+        for tau in rungs if self.problem.restricted.network.kinked else (0.0,):
             span = self._span(endpoints, tau)
             outcome = self._descend(f"{name}, gates over {tau:g}", span, Z, solver=None if tau == 0 else self._rung)
             Z, iterations, seconds = outcome.Z, iterations + outcome.iterations, seconds + outcome.seconds

@@ -1,6 +1,5 @@
 """Checkpoints and networks: what an attack is given."""
 
-from recollect.victim.activations import activation
 from recollect.victim.infer import Architecture
 from recollect.victim.network import MLP, Bent, Layer, Network, Tap, initial_theta, mlp, random_features
 from recollect.victim.victim import Victim

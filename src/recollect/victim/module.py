@@ -92,9 +92,17 @@ class ModuleNetwork:
         outputs, calls = self._calls(self._tapped, theta, X)
         return outputs, tuple(_tap(name, *calls[name][0]) for name in self._tapped)
 
+    @property
+    def kinked(self) -> bool:
+        return bool(self._kinks)
+
+    @property
+    def _kinks(self) -> tuple[str, ...]:
+        return tuple(name for name, layer in self._module.named_modules() if isinstance(layer, nn.ReLU | nn.LeakyReLU))
+
     def smoothed(self, theta: Theta, X: Float[Tensor, "n d"], tau: float) -> ModuleNetwork:
         """Kinks that are modules of their own (`nn.ReLU`, `nn.LeakyReLU`) are replaced; others stay."""
-        kinks = tuple(name for name, layer in self._module.named_modules() if isinstance(layer, nn.ReLU | nn.LeakyReLU))
+        kinks = self._kinks
         calls = self._calls(kinks, theta, X)[1]
         smooth = copy.copy(self)
         smooth._module = copy.deepcopy(self._module)

@@ -107,6 +107,10 @@ class Network(Protocol):
         """∂h(x_i; θ)/∂x_i. The width comes first, so that all points together are one p×(nd) matrix."""
 
     @property
+    def kinked(self) -> bool:
+        """Whether it has kinks that `smoothed` can spread."""
+
+    @property
     def untapped(self) -> tuple[str, ...]:
         """Trained parameters that no tap can tell of."""
 
@@ -199,6 +203,10 @@ class MLP:
         return J if self.scale == 1.0 else self.scale * J
 
     untapped: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def kinked(self) -> bool:
+        return activation(self.activation).kink is not None
 
     def taps(self, theta: Theta, X: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n c"], tuple[Tap, ...]]:
         H, taps = X, []
