@@ -19,7 +19,7 @@ from recollect.progress import Progress, quiet
 from recollect.seeds import stream
 from recollect.shapes import Float, Tensor, Theta
 from recollect.threads import threads_for
-from recollect.victim import MLP, Victim
+from recollect.victim import MLP, Network, Victim
 
 _CHECK = 10
 """Steps between two looks at the loss."""
@@ -71,7 +71,7 @@ class Training:
 
 
 def train(
-    network: MLP,
+    network: Network,
     theta_0: Theta,
     X: Float[Tensor, "n d"],
     Y: Float[Tensor, "n c"],
@@ -128,7 +128,7 @@ def check_tolerance(tolerance: float) -> None:
         raise OptionError(f"expected --tolerance of a positive number, got {tolerance}; the paper uses 1e-7")
 
 
-def tangent_kernel_norm(network: MLP, theta: Theta, X: Float[Tensor, "n d"], iterations: int = 300) -> float:
+def tangent_kernel_norm(network: Network, theta: Theta, X: Float[Tensor, "n d"], iterations: int = 300) -> float:
     """λmax(GGᵀ) at θ by power iteration, v → Gᵀv → GGᵀv; stops when it moves by less than 1e-5.
 
     Gᵀw is linear in w, so GGᵀv is its pullback along Gᵀv: plain reverse mode serves both products.

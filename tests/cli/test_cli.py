@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recollect.cli import main
+from recollect.victim.architectures import convolutional
 
 TRAIN = ["--n", "6", "--dim", "8", "--rank", "4", "--width", "120", "--tolerance", "1e-4"]
 
@@ -387,3 +388,46 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr().out
     assert f"Example: recollect {command}" in shown
     assert "--json" in shown
+
+
+FACTORY = """
+from recollect.victim.architectures import convolutional
+
+def make():
+    return convolutional(channels=1, size=4, width=3, c=2)
+
+def broken():
+    raise RuntimeError("out of paint")
+
+number = lambda: 7
+"""
+
+
+def test_any_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    model = convolutional(channels=1, size=4, width=3, c=2)
+    before = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    save_file(before, tmp_path / "a.safetensors")
+    save_file({name: value + 0.01 for name, value in before.items()}, tmp_path / "b.safetensors")
+    given = ["a.safetensors", "b.safetensors", "--model", "mine:make", "--input-shape", "1,4,4"]
+    assert call(capsys, "inspect", *given)["rank"] == 16
+    reconstruct = ["reconstruct", *given, "--n", 1, "--space", "full", "--parameters", "all", "--iterations", 3]
+    answer = call(capsys, *reconstruct, "--out", tmp_path / "found")
+    assert answer["loss"] >= 0
+    assert load_file(tmp_path / "found" / "reconstruction.safetensors")["inputs"].shape == (1, 16)
+    for wrong, words in {
+        "mine": "package.module:factory",
+        "mine:nothing": "nothing",
+        "nowhere:make": "nowhere",
+        "mine:broken": "out of paint",
+        "mine:number": "int",
+        "recollect.victim.architectures:residual": "in the model alone",
+    }.items():
+        assert main(["inspect", *given[:2], "--model", wrong, "--input-shape", "1,4,4"]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["inspect", *given[:4], "--input-shape", "1,x"]) == 2
+    assert "3,32,32" in capsys.readouterr().err
+    assert main(["inspect", *given[:4]]) == 2
+    assert "--input-shape" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from torch import nn
 
 from recollect.errors import OptionError, VictimError
 from recollect.victim import Victim, initial_theta, mlp, random_features
+from recollect.victim.architectures import Head, convolutional, residual
 from recollect.victim.module import ModuleNetwork
 
 
@@ -121,3 +122,20 @@ def test_selecting_parameters() -> None:
 def test_absurd_sizes_are_refused(width: int, depth: int) -> None:
     with pytest.raises(OptionError, match="expected"):
         mlp(3, width, 1, depth=depth)
+
+
+def test_the_architectures_have_rules_for_every_layer() -> None:
+    for module, shape, first in (
+        (convolutional(channels=1, size=8, width=3, c=2), (1, 8, 8), None),
+        (residual(channels=1, size=8, width=3, c=2), (1, 8, 8), None),
+        (Head(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), 5, 2), (6,), "extractor.0.weight"),
+    ):
+        theta = {name: value.detach() for name, value in module.double().state_dict().items()}
+        network = Victim(module, theta, theta, input_shape=shape).network
+        assert network.untapped == ()
+        assert (network.first.weight if network.first else None) == first
+        X = torch.randn(3, network.d, generator=generator(0), dtype=torch.float64)
+        outputs, taps = network.taps(theta, X)
+        torch.testing.assert_close(outputs, network(theta, X))
+        assert [name for tap in taps for name in tap.layer.names] == list(network.trained)
+    assert network.trained == ("head.weight", "head.bias")  # the extractor is frozen

@@ -35,7 +35,13 @@ from recollect.stages import UNSETTLED
 
 
 @app.command
-def inspect(*paths: Path, activation: str | None = None, json: Json = False) -> int:
+def inspect(
+    *paths: Path,
+    activation: str | None = None,
+    model: str | None = None,
+    input_shape: str | None = None,
+    json: Json = False,
+) -> int:
     """Look at two checkpoints: what moved, the spectrum of ΔW1 and its rank, equations against unknowns.
 
     Example: recollect inspect run     or: recollect inspect init.safetensors trained.safetensors
@@ -46,9 +52,13 @@ def inspect(*paths: Path, activation: str | None = None, json: Json = False) -> 
         RUN (a folder that `train` made), or INIT TRAINED (two checkpoints).
     activation
         The network's activation; by default what the checkpoint says, else relu.
+    model
+        package.module:factory, a function that makes the torch module. By default a plain MLP is read off the shapes.
+    input_shape
+        Of one input to --model, for instance 3,32,32.
     """
     terminal = Terminal(json=json)
-    victim = load_victim(paths, activation)
+    victim = load_victim(paths, activation, model, input_shape)
     announce_svd(terminal, victim)
     looked = inspect_victim(victim)
     values = None if looked.spectrum is None else looked.spectrum.singular_values.tolist()
@@ -103,6 +113,8 @@ def reconstruct(
     restarts: Count = 1,
     dtype: Literal["float32", "float64"] | None = None,
     activation: str | None = None,
+    model: str | None = None,
+    input_shape: str | None = None,
     seed: Seed = 0,
     device: Device = "auto",
     resume: bool = True,
@@ -149,6 +161,10 @@ def reconstruct(
         Precision of the search; default float32 for gd, float64 for the others, which need it.
     activation
         The network's activation; by default what the checkpoint says, else relu.
+    model
+        package.module:factory, a function that makes the torch module. By default a plain MLP is read off the shapes.
+    input_shape
+        Of one input to --model, for instance 3,32,32.
     resume
         Go on from the checkpoint in --out if it is of the same run.
     """
@@ -162,7 +178,7 @@ def reconstruct(
         raise OptionError("expected --rank with --space subspace, got it with --space full; leave one of them out")
     where = choose_device(device)
     check_writable(out)
-    victim = load_victim(paths, activation)
+    victim = load_victim(paths, activation, model, input_shape)
     _protect(paths, out)
     chosen: FullSpace | Subspace | Basis
     if basis is not None:
@@ -198,6 +214,7 @@ def reconstruct(
         "space": f"basis {basis}" if basis else space,
         "rank": rank,
         "parameters": parameters,
+        "model": model,
         "endpoints": endpoints,
         "gram": gram,
         "norm": norm,

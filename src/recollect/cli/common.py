@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -47,7 +49,9 @@ Seed = Annotated[int, Parameter(converter=_whole, help="Same seed, same machine,
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def load_victim(paths: tuple[Path, ...], activation: str | None) -> Victim:
+def load_victim(
+    paths: tuple[Path, ...], activation: str | None, model: str | None = None, input_shape: str | None = None
+) -> Victim:
     if len(paths) == 1 and paths[0].is_dir():
         paths = (paths[0] / "init.safetensors", paths[0] / "trained.safetensors")
     if len(paths) != 2:
@@ -58,7 +62,45 @@ def load_victim(paths: tuple[Path, ...], activation: str | None) -> Victim:
         )
     if activation is not None:
         check_activation(activation)
-    return Victim.load(*paths, activation=activation)
+    if model is not None and activation is not None:
+        raise OptionError("expected --model or --activation, got both; the model decides: leave --activation out")
+    shape = None if input_shape is None else _shape(input_shape)
+    return Victim.load(
+        *paths, activation=activation, model=None if model is None else build_model(model), input_shape=shape
+    )
+
+
+def build_model(name: str) -> torch.nn.Module:
+    """`package.module:factory`, looked for in the current folder too. The code it names is run: it is the caller's."""
+    package, _, factory = name.partition(":")
+    if not package or not factory:
+        raise OptionError(f"expected --model package.module:factory, got {name}; name a function that makes the model")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        make = getattr(importlib.import_module(package), factory)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(f"expected --model to name a function, got {name}: {error}; check the name") from None
+    try:
+        model = make()
+    except Exception as error:  # whatever the caller's code does
+        raise OptionError(
+            f"expected {name} to make a model without arguments, got {type(error).__name__}: {error}; wrap it in a "
+            "function that needs none"
+        ) from None
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(f"expected {name} to return a torch.nn.Module, got {type(model).__name__}; return the model")
+    return model
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise OptionError(f"expected --input-shape like 3,32,32, got {text!r}; give whole numbers")
+    return shape
 
 
 def announce_svd(terminal: Terminal, victim: Victim) -> None:

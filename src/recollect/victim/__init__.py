@@ -1,6 +1,7 @@
 """Checkpoints and networks: what an attack is given."""
 
 from recollect.victim.infer import Architecture
+from recollect.victim.module import ModuleNetwork
 from recollect.victim.network import MLP, Bent, Layer, Network, Tap, initial_theta, mlp, random_features
 from recollect.victim.victim import Victim
 
@@ -9,10 +10,10 @@ __all__ = [
     "Architecture",
     "Bent",
     "Layer",
+    "ModuleNetwork",
     "Network",
     "Tap",
     "Victim",
-    "activation",
     "initial_theta",
     "mlp",
     "random_features",

@@ -37,7 +37,7 @@ class ModuleNetwork:
             if weights[0] != f"{first_name}.weight":
                 raise VictimError(
                     f"expected input_shape for a module that starts with {weights[0]}, got none; "
-                    "give it, for instance Victim(model, theta_0, theta_f, input_shape=(3, 32, 32))"
+                    "give it, for instance input_shape=(3, 32, 32), or --input-shape 3,32,32"
                 )
             input_shape = (first.in_features,)
         self._module = copy.deepcopy(module).eval().requires_grad_(False)

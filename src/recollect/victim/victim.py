@@ -43,8 +43,16 @@ class Victim:
             _check_same(self.theta_0, self.theta_f)
 
     @classmethod
-    def load(cls, init: str | Path | None, trained: str | Path, *, activation: str | None = None) -> Victim:
-        """Read θ0 and θf from `.safetensors` or `.pt` files and infer the network from their shapes.
+    def load(
+        cls,
+        init: str | Path | None,
+        trained: str | Path,
+        *,
+        activation: str | None = None,
+        model: nn.Module | None = None,
+        input_shape: tuple[int, ...] | None = None,
+    ) -> Victim:
+        """Read θ0 and θf from `.safetensors` or `.pt` files; the network is `model`, or inferred from their shapes.
 
         The activation comes from the argument, else from the file (checkpoints made here say it), else it is ReLU.
         """
@@ -63,8 +71,11 @@ class Victim:
                 f"expected two checkpoints of one training run, got {init} and {trained} of two; train again, or "
                 "give the right pair"
             )
+        shape = input_shape or architecture.input_shape
+        if model is not None:
+            _check_model(model, theta_f)
+            return cls(model, theta_0, theta_f, input_shape=shape)
         network = infer_network(theta_f, activation or architecture.activation)
-        shape = architecture.input_shape
         if shape is not None and torch.Size(shape).numel() != network.d:
             shape = None
         return cls(network, theta_0, theta_f, input_shape=shape)
@@ -152,6 +163,21 @@ def _check_names(network: Network, theta: Theta) -> None:
         raise CheckpointError(
             f"expected parameters {', '.join(missing[:4])} in the weights, got {', '.join(list(theta)[:4])}; give "
             "the model's own state dict"
+        )
+
+
+def _check_model(model: nn.Module, theta: Theta) -> None:
+    own = model.state_dict()
+    problems = [f"{name} in the model alone" for name in own if name not in theta]
+    problems += [f"{name} in the file alone" for name in theta if name not in own]
+    problems += [
+        f"{name} {list(own[name].shape)} in the model and {list(theta[name].shape)} in the file"
+        for name in own
+        if name in theta and own[name].shape != theta[name].shape
+    ]
+    if problems:
+        raise CheckpointError(
+            f"expected the weights of the model given, got {'; '.join(problems[:4])}: give the model that was trained"
         )
 
 
