@@ -31,7 +31,7 @@ from recollect.metrics import evaluate
 from recollect.problem import RecollectWarning
 from recollect.solve import confidence as confidence_file
 from recollect.solve.confidence import expected_errors
-from recollect.span import LastLayerSpan
+from recollect.span import LastLayerSpan, LayerwiseSpan
 from recollect.span import normal as normal_file
 from recollect.training import minimum_norm, train
 from recollect.victim import initial_theta, mlp, random_features
@@ -451,3 +451,34 @@ def test_a_smooth_network_needs_no_gates_to_close() -> None:
     found = reconstruct(victim, 6, Projection(parameters="all"))
     assert found.norms_identifiable
     assert evaluate(found, data.inputs).rho < 0.2
+
+
+def test_all_layers_where_the_last_did_not_move() -> None:
+    victim, _ = narrow(1)
+    still = Victim(
+        victim.network, {**victim.theta_0, "layers.1.weight": victim.theta_f["layers.1.weight"]}, victim.theta_f
+    )  # type: ignore[dict-item]
+    found = reconstruct(still, 6, Projection(parameters="all", solver=Auto(rounds=0)))
+    assert found.loss < 1
+
+
+def test_a_module_with_hidden_signs_says_so() -> None:
+    data = synthetic(n=5, dim=3, rank=3, noise=0.5, seed=0)
+    module = nn.Sequential(nn.Linear(3, 12, bias=False), nn.ReLU(), nn.Linear(12, 1, bias=False)).double()
+    torch.manual_seed(0)
+    theta = {name: torch.randn(value.shape, dtype=F64) / 2 for name, value in module.state_dict().items()}
+    network = Victim(module, theta, theta).network
+    victim = train(network, theta, data.inputs, data.targets).victim
+    found = reconstruct(victim, 5, Projection(parameters="all", solver=Auto(rounds=0, iterations=20)))
+    assert found.status is Status.SIGNS
+    assert any("signs are not settled" in note for note in found.notes)
+    assert any("upper bound" in note for note in found.notes)
+
+
+def test_the_loss_of_all_layers_is_that_of_the_network_as_it_is() -> None:
+    victim, _ = narrow(2)
+    found = reconstruct(victim, 6, Projection(parameters="all", solver=Auto(rounds=0)))
+    names = victim.select("all")
+    plain = LayerwiseSpan(victim, names, device=CPU, dtype=F64, endpoints=Endpoints.BOTH)
+    assert found.loss == pytest.approx(float(plain.fit(found.inputs, gradient=False).loss), rel=1e-6)
+    assert found.equations == 30 * found.rank + 90

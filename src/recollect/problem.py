@@ -29,6 +29,7 @@ from recollect.span import (
     Parity,
     Span,
     dense_bytes,
+    layerwise_bytes,
     moving,
     parity,
 )
@@ -65,6 +66,13 @@ class Problem:
         if attack.dtype not in (None, torch.float64) and not gradient_descent:
             raise OptionError("expected --dtype float64 with --solver auto or lm, got float32; leave it out")
         dtype = attack.dtype or (torch.float32 if gradient_descent else torch.float64)
+        if attack.endpoints is Endpoints.BOTH and attack.parameters != "last":
+            # Mean and difference are taken of the Gram, where the difference is as small as its square.
+            if attack.dtype is torch.float32:
+                raise OptionError(
+                    "expected --dtype float64 for both endpoints of all layers, got float32; leave it out"
+                )
+            dtype = torch.float64
         return cls(victim, restricted, U, found, _geometry(victim, attack.norm), attack, device, dtype)
 
     def within(self, U: Float[Tensor, "d r"] | None) -> Problem:
@@ -95,13 +103,12 @@ class Problem:
             return self.last_layer(endpoints)
         names, gram = victim.select(attack.parameters), attack.gram
         unruled = tuple(name for name in names if name in victim.network.untapped)
-        if gram in ("auto", "layerwise") and not unruled:
-            return self.layerwise(endpoints)
+        if gram == "auto":
+            room = total_memory(device) // 4
+            fast, size = ("dense", dense_bytes) if unruled else ("layerwise", layerwise_bytes)
+            gram = fast if size(victim, names, n, dtype) <= room else "cg"
         if gram == "layerwise":
-            raise OptionError(
-                f"expected parameters of linear and convolutional layers for a layerwise Gram, got {unruled[0]}; use "
-                "--gram cg"
-            )
+            return self.layerwise(endpoints)
         if endpoints is not Endpoints.FINAL:
             raise OptionError(f"expected --endpoints final with --gram {gram}, got {endpoints.value}; leave it out")
         if gram == "dense":

@@ -23,7 +23,7 @@ from recollect.seeds import stream
 from recollect.shapes import Tensor
 from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, paper_step
 from recollect.solve.confidence import confidence
-from recollect.span import Endpoints, ExactSpan, Span
+from recollect.span import Endpoints, ExactSpan, LayerwiseSpan, Span
 from recollect.stages import AllLayerStages, LastLayerStages
 from recollect.victim import Victim
 
@@ -60,18 +60,21 @@ def reconstruct(
     fingerprint = problem.fingerprint(n, seed) if checkpoint else ""
     with Search(problem.device, progress, checkpoint, fingerprint, total) as search:
         span: Span
+        judge: Span  # what is reported of all layers is of the network as it is, whatever led to the points
         if isinstance(solver, Auto):
             stages_of = LastLayerStages if attack.parameters == "last" else AllLayerStages
             found = stages_of(problem, search, solver, seed).run(n)
             problem, span, best, stages = found.problem, found.span, found.outcome, found.stages
+            problem = replace(problem, attack=attack)
             doubts += found.notes
+            judge = span if attack.parameters == "last" else problem.layerwise(found.span.endpoints)
         else:
             assert n is not None
-            span = problem.span(n, attack.endpoints or Endpoints.FINAL)
+            span = judge = problem.span(n, attack.endpoints or Endpoints.FINAL)
             best, stages = _restarts(problem, solver, span, n, search, seed)
     step = solver.step_size if isinstance(solver, GradientDescent) else None
     exact = not isinstance(solver, GradientDescent)
-    return _result(problem, span, best, stages, doubts, step, search.resumed_at, exact)
+    return _result(problem, span, judge, best, stages, doubts, step, search.resumed_at, exact)
 
 
 def _restarts(
@@ -104,6 +107,7 @@ def _restarts(
 def _result(
     problem: Problem,
     span: Span,
+    judge: Span,
     best: Outcome,
     stages: tuple[Stage, ...],
     doubts: tuple[str, ...],
@@ -113,7 +117,7 @@ def _result(
 ) -> Reconstruction:
     victim, restricted, found = problem.victim, problem.restricted, problem.spectrum
     jitter = torch.tensor(best.jitter, dtype=torch.float64, device=best.Z.device)
-    fit = span.fit(best.Z, gradient=False, jitter=jitter)  # said of the points themselves, not of a file
+    fit = judge.fit(best.Z, gradient=False, jitter=jitter)  # said of the points themselves, not of a file
     Z = best.Z.cpu().double()
     theta_f = {name: _double(tensor.cpu()) for name, tensor in restricted.theta_f.items()}
     notes = [*doubts, *span.notes]
@@ -133,6 +137,8 @@ def _result(
         )
     sure = None
     if exact and isinstance(span, ExactSpan):
+        if isinstance(span, LayerwiseSpan) and not span.dense(*best.Z.shape):
+            notes.append("confidence is an upper bound: each point was looked at as if the others were known")
         sure = confidence(span, problem.geometry, best.Z, jitter).cpu().double()
     return Reconstruction(
         inputs=problem.lift(Z),
@@ -145,10 +151,10 @@ def _result(
         notes=tuple(notes),
         rank=restricted.d,
         norms_identifiable=isinstance(problem.geometry, FreeRadius) and not victim.network.homogeneous,
-        equations=span.equations,
-        unknowns=problem.unknowns(len(Z), span),
+        equations=judge.equations,
+        unknowns=problem.unknowns(len(Z), judge),
         step_size=step_size,
-        span=span.name,
+        span=judge.name,
         resumed_at=resumed_at,
         singular_values=None if found is None else found.singular_values,
         confidence=sure,

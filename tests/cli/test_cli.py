@@ -405,6 +405,7 @@ number = lambda: 7
 
 def test_any_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(FACTORY)
+    (tmp_path / "torn.py").write_text("def make(:")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     model = convolutional(channels=1, size=4, width=3, c=2)
@@ -423,6 +424,7 @@ def test_any_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         "nowhere:make": "nowhere",
         "mine:broken": "out of paint",
         "mine:number": "int",
+        "torn:make": "SyntaxError",
         "recollect.victim.architectures:residual": "in the model alone",
     }.items():
         assert main(["inspect", *given[:2], "--model", wrong, "--input-shape", "1,4,4"]) == 2
@@ -431,3 +433,7 @@ def test_any_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "3,32,32" in capsys.readouterr().err
     assert main(["inspect", *given[:4]]) == 2
     assert "--input-shape" in capsys.readouterr().err
+    assert main(["inspect", *given[:4], "--input-shape", "3,8,8"]) == 2
+    assert "expected a module that takes inputs of shape" in capsys.readouterr().err
+    assert main(["inspect", *given[:2], "--input-shape", "1,4,4"]) == 2
+    assert "--model" in capsys.readouterr().err

@@ -87,3 +87,15 @@ def test_the_system_holds_at_the_true_data_whatever_their_signs(seed: int) -> No
     plain = LastLayerSpan(restricted, device=CPU, dtype=F64)
     with pytest.raises(ValueError, match="lifted"):
         plain.sign_system(Z)
+
+
+def test_a_pair_that_cancels_does_not_make_the_others_certain() -> None:
+    """Two nearly opposite columns a thousand times larger than the rest: nothing is said of the small ones."""
+    M = torch.randn(12, 8, generator=generator(0), dtype=F64)
+    large = 5e3 * torch.randn(12, generator=generator(1), dtype=F64)
+    M[:, 0], M[:, 1] = large, -large + 0.1 * torch.randn(12, generator=generator(2), dtype=F64)
+    s = torch.where(torch.rand(8, generator=generator(3)) < 0.5, -1.0, 1.0).double()
+    s[1] = s[0]
+    t = M @ s + 3 * torch.randn(12, generator=generator(4), dtype=F64)
+    assert not find_signs(M, t, 1e-3, lambda values: True).settled
+    assert find_signs(M, M @ s, 1e-9, lambda values: True).settled

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from recollect.errors import OptionError
+from recollect.errors import OptionError, VictimError
 from recollect.geometry import FreeRadius, Geometry, Sphere
 from recollect.options import FullSpace, Projection
 from recollect.problem import Problem
@@ -20,7 +20,7 @@ from recollect.solve import GradientDescent
 from recollect.span import DenseSpan, Endpoints, ImplicitSpan, LayerwiseSpan
 from recollect.span import normal as normal_file
 from recollect.span.normal import DenseNormal, ImplicitNormal
-from recollect.victim import Victim, mlp
+from recollect.victim import Layer, Victim, mlp
 
 
 class Residual(nn.Module):
@@ -131,7 +131,8 @@ def test_layers_without_a_rule_are_named_and_left_to_conjugate_gradients() -> No
         victim = Victim(module, theta, moved, input_shape=(72,))
         assert victim.network.untapped == missing[name], name
         attack = Projection(space=FullSpace(), parameters="all", solver=GradientDescent(iterations=1))
-        problem = Problem.of(victim, attack, CPU)
+        assert isinstance(Problem.of(victim, attack, CPU).span(2), DenseSpan)
+        problem = Problem.of(victim, replace(attack, gram="cg"), CPU)
         span = problem.span(2)
         assert isinstance(span, ImplicitSpan)
         span.fit(points(2, problem.r, 0).float())
@@ -139,6 +140,83 @@ def test_layers_without_a_rule_are_named_and_left_to_conjugate_gradients() -> No
         forced = Problem.of(victim, replace(attack, gram="layerwise"), CPU)
         with pytest.raises(OptionError, match="layerwise"):
             forced.span(2)
+
+
+class SequenceFirst(nn.Module):
+    """Seven positions before the points: as many as a module is tried at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x.transpose(0, 1))).mean(0))
+
+
+class UsedTwice(nn.Module):
+    """A weight that a layer owns and a function uses as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(21, 5), nn.Linear(21, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.linear(torch.tanh(self.a(x.flatten(1))), self.a.weight.t())
+        return self.b(h)
+
+
+class Idle(nn.Module):
+    """A layer called by keyword, and one whose output nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.idle, self.b = nn.Linear(21, 5), nn.Linear(21, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        self.idle(x)
+        return self.b(torch.relu(self.a(input=x)))
+
+
+class Moody(nn.Module):
+    """A layer that is called only for several points at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(21, 21), nn.Linear(21, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.b(self.a(x) if len(x) > 1 else x)
+
+
+@pytest.mark.parametrize(
+    ("module", "left"),
+    [
+        (SequenceFirst(), ("a.weight", "a.bias")),
+        (UsedTwice(), ("a.weight", "a.bias")),
+        (Idle(), ("idle.weight", "idle.bias")),
+    ],
+)
+def test_what_a_layer_does_is_tried_and_not_assumed(module: nn.Module, left: tuple[str, ...]) -> None:
+    module = module.double()
+    theta = {key: value.detach() for key, value in module.state_dict().items()}
+    moved = {
+        key: value + 0.1 * torch.sin(torch.arange(value.numel()).double()).reshape(value.shape)
+        for key, value in theta.items()
+    }
+    victim = Victim(module, theta, moved, input_shape=(7, 3))
+    assert victim.network.untapped == left
+    rest = ",".join(name for name in victim.network.trained if name not in left)
+    same_fit(victim, rest, points(3, 21, 0))
+
+
+def test_a_layer_that_is_not_always_called_is_an_error_with_words() -> None:
+    module = Moody().double()
+    theta = {key: value.detach() for key, value in module.state_dict().items()}
+    network = Victim(module, theta, theta, input_shape=(7, 3)).network
+    with pytest.raises(VictimError, match="called once"):
+        network.taps(theta, points(1, 21, 0))
 
 
 def test_it_never_holds_the_dense_jacobian() -> None:
@@ -363,11 +441,17 @@ def test_lifting_leaves_even_parts_and_a_free_linear_one(
     torch.testing.assert_close(normal.N, F.T @ F, rtol=1e-5, atol=1e-8 * size)  # type: ignore[attr-defined]
 
 
-def test_the_sign_system_holds_where_the_linear_parts_do() -> None:
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_sign_system_holds_where_the_linear_parts_do(bias: bool) -> None:
     """Δθ made of gradients at chosen points: then the free linear part is theirs, whatever signs they are given."""
     victim, Z = drawn(2, 1, 3, False, "relu", 0.0, 1)
     alpha = points(3, 1, 2)
     chosen = dict(victim.theta_f)
+    if bias:  # of the last layer alone
+        network = mlp(4, 24, 1)
+        network = replace(network, layers=(network.first, Layer(network.last.weight, "bias")))
+        chosen["bias"] = torch.ones(1, dtype=F64)
+        victim = Victim(network, chosen, chosen)
     change = torch.func.grad(lambda t: (alpha * victim.network(t, Z)).sum())(chosen)
     made = Victim(victim.network, {name: chosen[name] - change[name] for name in chosen}, chosen)
     span = LayerwiseSpan(made, made.select("all"), device=CPU, dtype=F64, lifted=True, balanced=True)

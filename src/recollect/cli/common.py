@@ -64,6 +64,8 @@ def load_victim(
         check_activation(activation)
     if model is not None and activation is not None:
         raise OptionError("expected --model or --activation, got both; the model decides: leave --activation out")
+    if model is None and input_shape is not None:
+        raise OptionError("expected --input-shape with --model, got it alone; an MLP takes flat inputs: leave it out")
     shape = None if input_shape is None else _shape(input_shape)
     return Victim.load(
         *paths, activation=activation, model=None if model is None else build_model(model), input_shape=shape
@@ -79,8 +81,9 @@ def build_model(name: str) -> torch.nn.Module:
         sys.path.insert(0, "")
     try:
         make = getattr(importlib.import_module(package), factory)
-    except (ImportError, AttributeError) as error:
-        raise OptionError(f"expected --model to name a function, got {name}: {error}; check the name") from None
+    except Exception as error:  # whatever importing the caller's code does
+        what = f"{type(error).__name__}: {error}"
+        raise OptionError(f"expected --model to name a function, got {name}, {what}; check the name") from None
     try:
         model = make()
     except Exception as error:  # whatever the caller's code does

@@ -59,7 +59,7 @@ def find_signs(
     values = torch.where(guess < 0, -1.0, 1.0).double()
 
     def settled(values: Tensor) -> bool:
-        return _log_accidents(M, t, values) < _CERTAIN and explains(values)
+        return _log_accidents(M, t, values) < _CERTAIN and _each_matters(M, t, values) and explains(values)
 
     if settled(values):
         return Signs(values, True, "signs by least squares")
@@ -81,6 +81,17 @@ def find_signs(
     return Signs(
         values, False, "no choice of signs fits what is left over; the points are not exact enough, or some are wrong"
     )
+
+
+def _each_matters(M: Tensor, t: Tensor, s: Tensor) -> bool:
+    """Whether every single flip would make the residual a thousand times less likely, as noise alike in all equations.
+
+    A pair of points that nearly cancel has large columns; all together fit well then, whatever the small ones say.
+    """
+    rest = M @ s - t
+    rises = 4 * M.square().sum(0) - 4 * s * (M.T @ rest)  # of ‖rest‖², by flipping each
+    noise = rest.square().mean() + 1e-26 * M.square().sum(0).max() / len(t)
+    return bool((rises > -2 * _CERTAIN * noise).all())
 
 
 def _log_accidents(M: Tensor, t: Tensor, s: Tensor) -> float:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -24,6 +25,14 @@ from recollect.geometry import Geometry
 from recollect.shapes import Float, Int, Tensor, Theta
 from recollect.span.normal import Normal
 from recollect.victim import Victim
+
+
+class Endpoints(Enum):
+    """Where on the path of training the gradients are taken."""
+
+    FINAL = "final"
+    INITIAL = "initial"
+    BOTH = "both"
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,10 @@ class Span(Protocol):
 @runtime_checkable
 class ExactSpan(Span, Protocol):
     """A span that Levenberg–Marquardt can descend in, and that can say what each point is worth."""
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Where on the path of training gradients are taken."""
 
     def unknowns(self, n: int, r: int, geometry: Geometry) -> int:
         """Coordinates and coefficients of n points, and whatever else is free."""

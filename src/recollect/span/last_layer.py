@@ -13,10 +13,10 @@ import torch
 
 from recollect.geometry import Geometry
 from recollect.shapes import Float, Tensor
-from recollect.span.base import Fit, Gains, Weights, cost, gain
+from recollect.span.base import Endpoints, Fit, Gains, Weights, cost, gain
 from recollect.span.gram import Gram
 from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, dense_normal_bytes, forms_dense
-from recollect.span.rows import Endpoints, Rows
+from recollect.span.rows import Rows
 from recollect.victim import Victim
 
 

@@ -26,10 +26,10 @@ import torch
 from recollect.errors import OptionError
 from recollect.geometry import Geometry
 from recollect.shapes import Float, Tensor, Theta
-from recollect.span.base import Fit, Gains, Weights, cast, cost, gain
+from recollect.span.base import Endpoints, Fit, Gains, Weights, cast, cost, gain
 from recollect.span.gram import Gram
 from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forms_dense
-from recollect.span.rows import Endpoints, ends
+from recollect.span.rows import ends
 from recollect.victim import MLP, Bent, Layer, Tap, Victim
 
 
@@ -47,7 +47,8 @@ class Passed:
     def gram(self, other: Passed) -> Float[Tensor, "n c m c"]:
         """The layer's part of the inner products of these points' gradients with others'."""
         if self.A.shape[1] > 1:
-            return torch.einsum("ncx,mkx->ncmk", self.rows(), other.rows())
+            rows = self.rows()
+            return torch.einsum("ncx,mkx->ncmk", rows, rows if other is self else other.rows())
         AA = torch.einsum("nta,mta->nm", self.A, other.A)[:, None, :, None]
         return torch.mul(AA, torch.einsum("nctb,mktb->ncmk", self.B, other.B))
 
@@ -90,6 +91,7 @@ class ExplainedLayers:
 class LayerwiseSpan:
     """A layer costs 2n²a + 2(nc)²b operations and c backward passes; memory ncb, where G would take ncab.
 
+    A layer with positions takes ncab after all, but one layer at a time, and convolutions are small.
     Only layers with a rule can take part; `Network.untapped` names the parameters of others. `balanced` scales the
     equations of each layer so that all ΔW_l have the same norm: none is explained at the cost of others.
     """
@@ -108,6 +110,11 @@ class LayerwiseSpan:
         balanced: bool = False,
         lifted: bool = False,
     ) -> None:
+        if unruled := [name for name in names if name in victim.network.untapped]:
+            raise OptionError(
+                f"expected parameters of linear and convolutional layers for a layerwise Gram, got {unruled[0]}; use "
+                "--gram cg"
+            )
         self._weights = Weights(victim, names, device, dtype)
         self._network, self._names = victim.network, frozenset(names)
         self._thetas = [cast(theta, device, dtype) for theta in ends(victim, endpoints)]
@@ -269,7 +276,18 @@ class LayerwiseSpan:
         X = torch.eye(odd.d, dtype=self._mix.dtype, device=self._mix.device).requires_grad_()
         with torch.enable_grad():
             traced = [odd.taps(theta, X) for theta in self._thetas]
-        return [self._passed(outputs, [tap for tap in taps if self._part(tap.layer)]) for outputs, taps in traced]
+        fixed = []
+        for outputs, taps in traced:
+            layers = self._passed(outputs, [tap for tap in taps if self._part(tap.layer)])
+            # f_odd has no bias: there is no 1 to join what enters.
+            biased = [layer.bias in self._names for layer in self.layers]
+            fixed.append(
+                [
+                    replace(part, A=torch.cat([part.A[:, :, :-1], 0 * part.A[:, :, -1:]], dim=2)) if has else part
+                    for part, has in zip(layers, biased, strict=True)
+                ]
+            )
+        return fixed
 
     def sign_system(
         self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
@@ -435,3 +453,15 @@ _PROBES = 4
 
 def _stack(ends: Sequence[Passed]) -> Passed:
     return Passed(torch.cat([end.A for end in ends]), torch.cat([end.B for end in ends]))
+
+
+def layerwise_bytes(victim: Victim, names: tuple[str, ...], n: int, dtype: torch.dtype) -> int:
+    """About the largest that a fit holds at once: the Gram, and the part of G of a layer with positions."""
+    X = torch.zeros(1, victim.d, dtype=torch.float64)
+    theta = {name: value.cpu().double() for name, value in victim.theta_f.items()}
+    most = 1
+    for tap in victim.network.taps(theta, X)[1]:
+        a, b = tap.A.shape[2], tap.positions(tap.Y).shape[-1]
+        if not set(tap.layer.names).isdisjoint(names):
+            most = max(most, b * (a if tap.A.shape[1] > 1 else 1))
+    return 2 * dtype.itemsize * n * victim.c * (most + n * victim.c)

@@ -22,16 +22,8 @@ import torch
 
 from recollect.errors import OptionError
 from recollect.shapes import Float, Tensor, Theta
-from recollect.span.base import cast
+from recollect.span.base import Endpoints, cast
 from recollect.victim import Network, Victim
-
-
-class Endpoints(Enum):
-    """Where on the path of training the features are taken."""
-
-    FINAL = "final"
-    INITIAL = "initial"
-    BOTH = "both"
 
 
 class Parity(Enum):

@@ -28,9 +28,10 @@ from recollect.shapes import Float, Int, Tensor
 from recollect.solve import LevenbergMarquardt, Outcome, Status
 from recollect.solve.confidence import DOUBTFUL, expected_errors
 from recollect.solve.respawn import spawn
-from recollect.span import Endpoints, ExactSpan, Parity
+from recollect.span import Endpoints, ExactSpan, LastLayerSpan, Parity
 from recollect.stages.base import Stages
 from recollect.stages.last_layer import LastLayerStages
+from recollect.victim import MLP
 
 _FALLING = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.02)
 _AGAIN = (0.5, 0.12, 0.03, 0.02)
@@ -57,11 +58,12 @@ class AllLayerStages(Stages[ExactSpan]):
     def _all(self, n: int | None) -> None:
         assert n is not None  # `reconstruct` has asked for it
         problem = self.problem
-        self._lifted = problem.parity is Parity.LINEAR and n > problem.r * problem.victim.c
-        if self._spare(n) >= (_SPARE_HIDDEN if self._lifted else _SPARE) and self._last_layer_first(n):
+        hidden = problem.parity is Parity.LINEAR and n > problem.r * problem.victim.c
+        self._lifted = hidden and self._can_lift(n)
+        if self._spare(n) >= (_SPARE_HIDDEN if hidden else _SPARE) and self._last_layer_first(n):
             return
-        first, its_notes, self.notes = self._kept, self.notes, ()
-        endpoints = problem.attack.endpoints or (Endpoints.BOTH if problem.moving else Endpoints.FINAL)
+        first, its_notes = self._kept, self.notes
+        endpoints = self._endpoints(n)
         one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
         self._start(n, one)
         self._respawn(one)
@@ -71,11 +73,16 @@ class AllLayerStages(Stages[ExactSpan]):
         self._descend_through("hard gates", _CLOSED, endpoints)
         if self._lifted:
             self._settle_signs(problem.layerwise(endpoints, balanced=True))
-        self._last_layer_last(endpoints)
-        if problem.parity in (Parity.EVEN, Parity.ODD):
+        if self.outcome.status is not Status.SIGNS:
+            self._last_layer_last(endpoints)
+        if problem.parity in (Parity.EVEN, Parity.ODD) or (hidden and not self._lifted):
             self._signs_open(problem.parity.value)
-        if first is not None and self._worse(*first[1:]) < self._worse(self.span, self.outcome):
+        if first is not None and self._rank(*first[1:]) < self._rank(self.span, self.outcome):
             self._kept, self.notes = first, its_notes
+        else:
+            self.notes = tuple(note for note in self.notes if note not in its_notes)
+        if isinstance(self.span, LastLayerSpan):
+            self._note("the last layer alone holds the points most firmly: they are its answer")
 
     def _step_flops(self, n: int | None) -> float:
         return self._span(Endpoints.FINAL, 0.0).normal_flops(n or 1, self.problem.r)
@@ -88,10 +95,31 @@ class AllLayerStages(Stages[ExactSpan]):
     def _spare(self, n: int) -> float:
         """Equations of the last layer over its unknowns; 0 where it does not take part."""
         problem = self.problem
-        if not set(problem.victim.network.last.names) <= set(problem.victim.select(problem.attack.parameters)):
+        names = problem.victim.network.last.names
+        if not set(names) <= set(problem.victim.select(problem.attack.parameters)):
+            return 0.0
+        if not any(bool(part.any()) for part in problem.victim.delta(names).values()):
             return 0.0
         span = problem.last_layer(Endpoints.FINAL)
         return span.equations / span.unknowns(n, problem.r, problem.geometry)
+
+    def _can_lift(self, n: int) -> bool:
+        """For two layers written out, and where the linear part does not use up the equations."""
+        network = self.problem.restricted.network
+        if not (isinstance(network, MLP) and network.depth == 2):
+            return False
+        return self._counts(n, self.problem.layerwise(Endpoints.FINAL, lifted=True))
+
+    def _endpoints(self, n: int) -> Endpoints:
+        problem = self.problem
+        endpoints = problem.attack.endpoints or (Endpoints.BOTH if problem.moving else Endpoints.FINAL)
+        if endpoints is Endpoints.BOTH and not problem.moving:
+            self._note("training did not move the features: both endpoints are one")
+            return Endpoints.FINAL
+        if endpoints is Endpoints.BOTH and not self._counts(n, self._span(endpoints, 0.0)):
+            self._note("too few equations for the coefficients of both endpoints: gradients at θf alone were used")
+            return Endpoints.FINAL
+        return endpoints
 
     def _last_layer_first(self, n: int) -> bool:
         """Whether the stages of the last layer leave nothing to wish for."""
@@ -115,7 +143,7 @@ class AllLayerStages(Stages[ExactSpan]):
             self._keep(span, outcome)
             self._tell("last layer alone", outcome)
 
-    def _worse(self, span: ExactSpan, outcome: Outcome) -> tuple[bool, float]:
+    def _rank(self, span: ExactSpan, outcome: Outcome) -> tuple[bool, float]:
         """Less is better: signs settled first, then how firmly points are held."""
         return outcome.status is Status.SIGNS, self._looseness(span, outcome)
 

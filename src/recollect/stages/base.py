@@ -90,6 +90,10 @@ class Stages(ABC, Generic[S]):
     def Z(self) -> Float[Tensor, "n r"]:
         return self.outcome.Z
 
+    def _counts(self, n: int, span: S) -> bool:
+        """Whether there are as many equations as unknowns: a span with fewer explains anything by any points."""
+        return self.problem.unknowns(n, span) <= self.problem.equations
+
     @property
     def _jitter(self) -> Float[Tensor, ""]:
         return torch.tensor(self.outcome.jitter, dtype=torch.float64, device=self.problem.device)

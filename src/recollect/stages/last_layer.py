@@ -87,9 +87,6 @@ class LastLayerStages(Stages[LastLayerSpan]):
     def _span(self, endpoints: Endpoints, lifted: bool) -> LastLayerSpan:
         return self.problem.last_layer(endpoints, lifted=lifted)
 
-    def _counts(self, n: int, span: LastLayerSpan) -> bool:
-        return self.problem.unknowns(n, span) <= self.problem.equations
-
     # One stage each.
 
     def _start(self, n: int, span: LastLayerSpan) -> None:

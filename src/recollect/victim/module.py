@@ -15,6 +15,9 @@ from recollect.shapes import Float, Tensor, Theta
 from recollect.victim.activations import Activation
 from recollect.victim.network import Layer, Tap
 
+_PROBES = 7
+"""Points at which a module is tried: a number that its layers are unlikely to have positions of."""
+
 
 class ModuleNetwork:
     """x ↦ module(reshape(Ux)), with U the identity until `restrict` is called.
@@ -52,9 +55,15 @@ class ModuleNetwork:
         self.last = _names(last_name, last)
         self.c = last.out_features
         self.trained = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
-        X = torch.randn(4, self.d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        X = torch.randn(_PROBES, self.d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         exact = {name: value.cpu().double() if value.is_floating_point() else value for name, value in theta.items()}
-        self._check_output(exact, X)
+        try:
+            self._check_output(exact, X)
+        except (RuntimeError, ValueError, IndexError) as error:  # what the module itself says of its input
+            raise VictimError(
+                f"expected a module that takes inputs of shape {self.input_shape}, got: {str(error).splitlines()[0]}; "
+                "check input_shape, and the weights"
+            ) from None
         starts_linear = torch.equal(self._entering(first_name, exact, X).reshape(len(X), -1), X)
         self.first = _names(first_name, first) if starts_linear else None
         self._tapped = self._find_taps(exact, X)
@@ -90,6 +99,12 @@ class ModuleNetwork:
 
     def taps(self, theta: Theta, X: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n c"], tuple[Tap, ...]]:
         outputs, calls = self._calls(self._tapped, theta, X)
+        for name in self._tapped:
+            if len(calls[name]) != 1:
+                raise VictimError(
+                    f"expected {name} to be called once whatever the input, got {len(calls[name])} calls; use "
+                    "--parameters last"
+                )
         return outputs, tuple(_tap(name, *calls[name][0]) for name in self._tapped)
 
     @property
@@ -98,7 +113,8 @@ class ModuleNetwork:
 
     @property
     def _kinks(self) -> tuple[str, ...]:
-        return tuple(name for name, layer in self._module.named_modules() if isinstance(layer, nn.ReLU | nn.LeakyReLU))
+        every = self._module.named_modules(remove_duplicate=False)
+        return tuple(name for name, layer in every if isinstance(layer, nn.ReLU | nn.LeakyReLU))
 
     def smoothed(self, theta: Theta, X: Float[Tensor, "n d"], tau: float) -> ModuleNetwork:
         """Kinks that are modules of their own (`nn.ReLU`, `nn.LeakyReLU`) are replaced; others stay."""
@@ -109,6 +125,8 @@ class ModuleNetwork:
         for name in kinks:
             layer = self._module.get_submodule(name)
             left = layer.negative_slope if isinstance(layer, nn.LeakyReLU) else 0.0
+            if not calls[name]:
+                continue
             seen = torch.cat([entered.flatten() for _, entered, _ in calls[name]])
             smooth._module.set_submodule(name, _Gradual(left, tau * float(seen.square().mean().sqrt())))
         return smooth
@@ -128,7 +146,11 @@ class ModuleNetwork:
     def _entering(self, layer: str, theta: Theta, X: Tensor) -> Tensor:
         """What enters the named layer."""
         seen: list[Tensor] = []
-        hook = self._module.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+
+        def watch(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            seen.extend((*inputs, *named.values()))
+
+        hook = self._module.get_submodule(layer).register_forward_pre_hook(watch, with_kwargs=True)
         try:
             self(theta, X)
         finally:
@@ -141,14 +163,17 @@ class ModuleNetwork:
         """f(X; θ), and for each named layer what entered and what left it, call by call."""
         calls: dict[str, list[tuple[nn.Module, Tensor, Tensor]]] = {name: [] for name in names}
 
-        def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-            def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                calls[name].append((layer, inputs[0], output))
+        def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], dict[str, Tensor], Tensor], Tensor]:
+            def hook(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> Tensor:
+                (entered,) = (*inputs, *named.values())
+                calls[name].append((layer, entered, output))
                 return output.clone()  # what follows may work in place
 
             return hook
 
-        hooks = [self._module.get_submodule(name).register_forward_hook(watch(name)) for name in names]
+        hooks = [
+            self._module.get_submodule(name).register_forward_hook(watch(name), with_kwargs=True) for name in names
+        ]
         try:
             return self(theta, X), calls
         finally:
@@ -156,21 +181,33 @@ class ModuleNetwork:
                 hook.remove()
 
     def _find_taps(self, theta: Theta, X: Tensor) -> tuple[str, ...]:
-        """Trained layers with a rule, called once, whose tensors no other layer shares."""
-        owners: dict[int, int] = {}
-        for layer in self._module.modules():
-            for parameter in layer.parameters(recurse=False):
-                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-        names = tuple(
-            name
-            for name, layer in self._module.named_modules()
-            if name and _ruled(layer) and all(owners[id(p)] == 1 for p in layer.parameters(recurse=False))
-        )
-        calls = self._calls(names, theta, X)[1]
+        """Trained layers whose gradient is what their rule says, tried at X.
+
+        A layer called twice, one that does not see the points in order, and one whose tensors are used elsewhere fail.
+        """
         trained = {name.rpartition(".")[0] for name in self.trained}
-        return tuple(
-            name for name in names if name in trained and len(calls[name]) == 1 and len(calls[name][0][1]) == len(X)
-        )
+        names = tuple(name for name, layer in self._module.named_modules() if name in trained and _ruled(layer))
+        own = {name: value.clone().requires_grad_(name in self.trained) for name, value in theta.items()}
+        with torch.enable_grad():
+            outputs, calls = self._calls(names, own, X)
+            once = {name: _tap(name, *calls[name][0]) for name in names if len(calls[name]) == 1}
+            once = {name: tap for name, tap in once.items() if len(tap.A) == len(X)}
+            weight = torch.randn(outputs.shape[1], generator=torch.Generator().manual_seed(1), dtype=outputs.dtype)
+            value = (weight * outputs[0]).sum()  # of one point: nothing may come back to the others
+        found = []
+        for name, tap in once.items():
+            parts = [part for part in tap.layer.names if part in self.trained]
+            tensors = [tap.Y, *(own[part] for part in parts)]
+            B, *slopes = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True)
+            if B is None or any(slope is None for slope in slopes):
+                continue
+            D = tap.positions(B)
+            ruled = {tap.layer.weight: D[0].T @ tap.A[0], tap.layer.bias: D[0].sum(0)}
+            ours = torch.cat([ruled[part].flatten() for part in parts])
+            its = torch.cat([slope.flatten() for slope in slopes])
+            if ours.shape == its.shape and bool((ours - its).norm() <= 1e-8 * its.norm()) and not bool(D[1:].any()):
+                found.append(name)
+        return tuple(found)
 
     def _check_output(self, theta: Theta, X: Tensor) -> None:
         bias = None if self.last.bias is None else theta[self.last.bias]

@@ -1,0 +1,259 @@
+"""All layers: what an evaluation costs by four ways to it, and what `--parameters all` reads out of narrow networks.
+
+    python benchmarks/layers.py --part evaluation --cifar cifar10.npz --out results.jsonl [--device cpu]
+    python benchmarks/layers.py --part narrow     --cifar cifar10.npz --out results.jsonl [--seconds 500]
+    python benchmarks/layers.py --part growth     --cifar cifar10.npz --out results.jsonl
+    python benchmarks/layers.py --part images     --cifar cifar10.npz --out results.jsonl    (convolutional, residual)
+    python benchmarks/layers.py --table results.jsonl
+
+Each result is one line of JSON; what is in the file already is not run again. The ways of `evaluation`, each an
+objective and its gradient: layerwise (ours), cg (the paper's: conjugate gradients on Jacobian products, to a relative
+residual of 1e-6), dense (the peers': the dense Jacobian and autograd through the solve; its memory computed), products
+(the limit: the same matrix products alone); at a random start, and at the data, where a search ends and where images
+make the Gram ill-conditioned. Needs torch, numpy, scipy and safetensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recollect import FullSpace, Projection, RecollectWarning, Victim, evaluate, reconstruct
+from recollect.data import load_dataset
+from recollect.geometry import Sphere, random_start
+from recollect.seeds import stream
+from recollect.span import ImplicitSpan, LastLayerSpan, LayerwiseSpan
+from recollect.training import train
+from recollect.victim import ModuleNetwork, initial_theta, mlp
+from recollect.victim.architectures import convolutional, residual
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+Row = dict[str, Any]
+
+
+def sync() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(work: Callable[[], object], least: float = 1.0) -> tuple[float, float]:
+    """Median seconds of repeated calls after a warm-up, and the peak memory above what was there, in MB (CUDA)."""
+    work()
+    sync()
+    before = torch.cuda.memory_allocated() if DEVICE.type == "cuda" else 0
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times: list[float] = []
+    while len(times) < 5 or (sum(times) < least and len(times) < 200):
+        began = time.perf_counter()
+        work()
+        sync()
+        times.append(time.perf_counter() - began)
+    peak = (torch.cuda.max_memory_allocated() - before) / 1e6 if DEVICE.type == "cuda" else math.nan
+    return statistics.median(times), peak
+
+
+def products(n: int, d: int, width: int, c: int, depth: int) -> float:
+    """Seconds of the matrix products of a layerwise evaluation and nothing else."""
+    sizes = [d, *[width] * (depth - 1), c]
+    kinds: list[Callable[[], object]] = []
+    for a, b in itertools.pairwise(sizes):
+        A, W, B = (torch.randn(*shape, device=DEVICE) for shape in ((n, a), (b, a), (n * c, b)))
+        D = torch.randn(n, b, device=DEVICE)
+        # forward; AAᵀ; BBᵀ; AΔᵀ; DᵀA; ARᵀ; and back through W and R for the gradient
+        kinds += [lambda A=A, W=W: A @ W.T] * 3 + [lambda A=A: A @ A.T, lambda B=B: B @ B.T]
+        kinds += [lambda D=D, A=A: D.T @ A] + [lambda D=D, W=W: D @ W] * 3
+        kinds += [lambda B=B, W=W: B @ W]
+    return timed(lambda: [product() for product in kinds])[0]
+
+
+def evaluations(path: Path, n: int, width: int, depth: int, c: int, at: str) -> Row:
+    victim, truth, _ = cifar_victim(path, n, width, depth, 0, c)
+    d, names = victim.d, victim.select("all")
+    start = truth if at == "data" else random_start(Sphere(math.sqrt(d)), n, d, stream("start", 0))
+    X = start.to(DEVICE, torch.float32)
+    options: dict[str, Any] = {"device": DEVICE, "dtype": torch.float32}
+    ours, last = LayerwiseSpan(victim, names, **options), LastLayerSpan(victim, **options)
+    papers = ImplicitSpan(victim, names, **options)
+    seconds, peak = timed(lambda: ours.fit(X))
+    m = sum(victim.theta_f[name].numel() for name in names)
+    return {
+        "layerwise_ms": 1e3 * seconds,
+        "layerwise_mb": None if math.isnan(peak) else peak,
+        "last_layer_ms": 1e3 * timed(lambda: last.fit(X))[0],
+        "cg_ms": 1e3 * timed(lambda: papers.fit(X), least=0.0)[0],
+        "cg_iterations": statistics.median(papers.iterations),
+        "dense_mb": 4 * n * c * m / 1e6,
+        "products_ms": 1e3 * products(n, d, width, c, depth),
+        "loss": float(ours.fit(X, gradient=False).loss),
+        "cg_loss": float(papers.fit(X, gradient=False).loss),
+    }
+
+
+def cifar_victim(
+    path: Path, n: int, width: int, depth: int, seed: int, c: int = 10
+) -> tuple[Victim, torch.Tensor, float]:
+    data = load_dataset(str(path), n)
+    targets = data.targets[:, :c] if c > 1 else 2 * data.targets[:, :5].sum(1, keepdim=True) - 1
+    network = mlp(data.inputs.shape[1], width, c, depth=depth)
+    theta = initial_theta(network, init="fan-in", generator=stream("weights", seed), dtype=torch.float64)
+    done = train(network, {k: v.to(DEVICE) for k, v in theta.items()}, data.inputs.to(DEVICE), targets.to(DEVICE))
+    return done.victim, data.inputs, done.seconds
+
+
+def module_victim(path: Path, kind: str, n: int, width: int, seed: int) -> tuple[Victim, torch.Tensor, float]:
+    data = load_dataset(str(path), n)
+    torch.manual_seed(seed)
+    module = (convolutional if kind == "convolutional" else residual)(3, 32, width, data.targets.shape[1]).double()
+    theta = {name: value.detach().clone().to(DEVICE) for name, value in module.state_dict().items()}
+    network = ModuleNetwork(module.to(DEVICE), theta, (3, 32, 32))
+    done = train(network, theta, data.inputs.to(DEVICE), data.targets.to(DEVICE))
+    return done.victim, data.inputs, done.seconds
+
+
+def attacked(victim: Victim, truth: torch.Tensor, attack: Projection, seed: int) -> Row:
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    found = reconstruct(victim, len(truth), attack, seed=seed, device=DEVICE)
+    sync()
+    seconds = time.perf_counter() - began
+    score = evaluate(found, truth)
+    errors = score.errors
+    return {
+        "rho": score.rho,
+        "rho_up_to_sign": score.rho_up_to_sign,
+        "median_error": float(errors.median()),
+        "worst": float(errors.max()),
+        "recovered": score.recovered,
+        "loss": found.loss,
+        "status": found.status.name.lower(),
+        "seconds": seconds,
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if DEVICE.type == "cuda" else None,
+        "chance_span": score.chance["span"],
+        "confidence": None if found.confidence is None else float(found.confidence.min()),
+        "stages": [(s.name, s.loss, s.iterations, round(s.seconds, 3)) for s in found.stages],
+        "notes": list(found.notes),
+    }
+
+
+def jobs(options: argparse.Namespace) -> list[tuple[Row, Callable[[], Row]]]:
+    every = Projection(parameters="all")
+    made: list[tuple[Row, Callable[[], Row]]] = []
+
+    def on_cifar(part: str, n: int, width: int, depth: int, seed: int) -> None:
+        def run() -> Row:
+            victim, truth, spent = cifar_victim(options.cifar, n, width, depth, seed)
+            return {**attacked(victim, truth, every, seed), "training_seconds": spent}
+
+        made.append(({"part": part, "n": n, "width": width, "depth": depth, "seed": seed}, run))
+
+    if options.part == "evaluation":
+        for c, depth, at in itertools.chain(*([(c, k, "start"), (c, k, "data")] for c, k in ((10, 3), (1, 2)))):
+            key = {"part": "evaluation", "n": 100, "width": 1000, "c": c, "depth": depth, "at": at}
+            made.append((key, lambda c=c, k=depth, at=at: evaluations(options.cifar, 100, 1000, k, c, at)))
+    if options.part == "narrow":
+        for n, width in ((10, 100), (10, 50), (100, 2000), (100, 1000), (100, 500), (100, 300)):
+            for seed in range(options.seeds):
+                on_cifar("narrow", n, width, 2, seed)
+        for width, depth in ((100, 3), (300, 5)):
+            for seed in range(options.seeds):
+                on_cifar("narrow", 10, width, depth, seed)
+    if options.part == "growth":
+        for n, width in ((10, 200), (30, 600), (100, 2000), (300, 6000)):
+            on_cifar("growth", n, width, 2, 0)
+    if options.part == "images":
+        for kind, width in (("convolutional", 32), ("residual", 32)):
+
+            def run(kind: str = kind, width: int = width) -> Row:
+                victim, truth, spent = module_victim(options.cifar, kind, 10, width, 0)
+                attack = Projection(parameters="all", space=FullSpace())
+                return {**attacked(victim, truth, attack, 0), "training_seconds": spent}
+
+            made.append(({"part": "images", "kind": kind, "n": 10, "width": width, "seed": 0}, run))
+    return made
+
+
+def table(path: Path) -> None:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    ways = [row for row in rows if row["part"] == "evaluation"]
+    if ways:
+        print("| n | width | c | L | at | layerwise | last layer | cg (iterations) | products | memory | G | machine |")
+        print("|" + "---|" * 12)
+    for row in ways:
+        memory = "–" if row["layerwise_mb"] is None else f"{row['layerwise_mb']:.3g} MB"
+        cells = [str(row[name]) for name in ("n", "width", "c", "depth", "at")]
+        cells += [f"{row['layerwise_ms']:.3g} ms", f"{row['last_layer_ms']:.3g} ms"]
+        cells += [f"{row['cg_ms']:.4g} ms ({row['cg_iterations']:.0f})", f"{row['products_ms']:.3g} ms"]
+        print("| " + " | ".join([*cells, memory, f"{row['dense_mb']:.0f} MB", row["machine"]]) + " |")
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["part"] != "evaluation":
+            what = row.get("kind") or f"{row['depth']} layers"
+            groups.setdefault((row["part"], what, row["n"], row["width"], row["machine"]), []).append(row)
+    if groups:
+        print("\n| part | network | n | width | machine | ρ signed: median (range) | ρ up to sign | ", end="")
+        print("median point | recovered | seconds | GB | guessing in the span | seeds |\n|" + "---|" * 13)
+    for key, found in groups.items():
+        cells = [*map(str, key)]
+        cells += [_spread([row[name] for row in found]) for name in ("rho", "rho_up_to_sign", "median_error")]
+        cells.append(f"{statistics.median(row['recovered'] for row in found):.0%}")
+        cells.append(_spread([row["seconds"] for row in found]))
+        memory = [row["peak_gb"] for row in found if row["peak_gb"] is not None]
+        cells += [f"{max(memory):.2g}" if memory else "–", f"{found[0]['chance_span']:.2f}", str(len(found))]
+        print("| " + " | ".join(cells) + " |")
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2g} ({min(values):.2g}–{max(values):.2g})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["evaluation", "narrow", "growth", "images"])
+    parser.add_argument("--cifar", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", choices=["cpu", "cuda"])
+    parser.add_argument("--only", help="N:WIDTH, one size of the part")
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", RecollectWarning)
+    if options.table:
+        table(options.table)
+        return
+    if options.part is None or options.out is None or options.cifar is None:
+        parser.error("--part, --cifar and --out are needed")
+    global DEVICE
+    DEVICE = torch.device(options.device) if options.device else DEVICE
+    machine = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    began = time.perf_counter()
+    for key, run in jobs(options):
+        key = {**key, "machine": machine}
+        if options.only and options.only != f"{key['n']}:{key['width']}":
+            continue
+        if any(key.items() <= row.items() for row in done):
+            continue
+        if time.perf_counter() - began > options.seconds:
+            print("out of time; run again to go on")
+            return
+        row = {**key, **run()}
+        with options.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
