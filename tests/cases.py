@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recollect.data import Dataset, synthetic
 from recollect.result import Saved
@@ -53,3 +54,16 @@ class Memory:
 
     def save(self, fingerprint: str, saved: Saved) -> None:
         self.saved[fingerprint] = saved
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any operation inside the block made."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = function(*args, **(kwargs or {}))
+        for value in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(value, torch.Tensor):
+                self.size = max(self.size, value.numel())
+        return out

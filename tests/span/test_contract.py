@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from cases import CPU, F64, generator, interpolated, perturbed
+from cases import CPU, F64, Largest, generator, interpolated, perturbed
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -197,18 +197,6 @@ def test_the_residual_form_keeps_digits_that_the_papers_difference_loses() -> No
 
 
 def test_the_last_layer_never_holds_the_dense_jacobian() -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        size = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            out = function(*args, **(kwargs or {}))
-            for value in out if isinstance(out, tuple | list) else (out,):
-                if isinstance(value, Tensor):
-                    self.size = max(self.size, value.numel())
-            return out
-
     n, c, p = 20, 10, 300
     victim = perturbed(mlp(6, p, c), 0)
     span = LastLayerSpan(victim, device=CPU, dtype=F64)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import CPU, F64, generator, perturbed
+from cases import CPU, F64, Largest, generator, perturbed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -220,18 +220,6 @@ def test_a_layer_that_is_not_always_called_is_an_error_with_words() -> None:
 
 
 def test_it_never_holds_the_dense_jacobian() -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        size = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            out = function(*args, **(kwargs or {}))
-            for value in out if isinstance(out, tuple | list) else (out,):
-                if isinstance(value, Tensor):
-                    self.size = max(self.size, value.numel())
-            return out
-
     n, c, p, d = 12, 10, 90, 40
     victim = perturbed(mlp(d, p, c, depth=3), 0)
     span = LayerwiseSpan(victim, victim.select("all"), device=CPU, dtype=F64)

@@ -97,7 +97,7 @@ class LayerwiseSpan:
     """
 
     notes: tuple[str, ...] = ()
-    capturable = True
+    capturable = False  # batched backward passes inside a CUDA graph are yet to be tried
 
     def __init__(
         self,
