@@ -2,7 +2,7 @@
 
 ∂f/∂W_1 = (W_2ᵀα ∘ gate(W_1x)) xᵀ jumps wherever x crosses the kink of a unit, and between the jumps nothing tells which
 way to go. With gates that open gradually, φ_τ(t) = t·sigmoid(t/τ), the landscape is smooth; at τ = 1 descents from
-random starts mostly meet in one minimum, and lowering τ step by step leads from there to the data.
+random starts met in one minimum in small trials, and lowering τ step by step leads from there towards the data.
 
 1. The last layer alone, where it has equations to spare: two endpoints explain it much better than the others. If it
    holds every point, nothing more is needed.
