@@ -1,6 +1,7 @@
 """All layers: what an evaluation costs by four ways to it, and what `--parameters all` reads out of narrow networks.
 
     python benchmarks/layers.py --part evaluation --cifar cifar10.npz --out results.jsonl [--device cpu]
+    python benchmarks/layers.py --part descent    --cifar cifar10.npz --out results.jsonl [--device cpu]
     python benchmarks/layers.py --part narrow     --cifar cifar10.npz --out results.jsonl [--seconds 500]
     python benchmarks/layers.py --part growth     --cifar cifar10.npz --out results.jsonl
     python benchmarks/layers.py --part images     --cifar cifar10.npz --out results.jsonl    (convolutional, residual)
@@ -10,7 +11,9 @@ Each result is one line of JSON; what is in the file already is not run again. T
 objective and its gradient: layerwise (ours), cg (the paper's: conjugate gradients on Jacobian products, to a relative
 residual of 1e-6), dense (the peers': the dense Jacobian and autograd through the solve; its memory computed), products
 (the limit: the same matrix products alone); at a random start, and at the data, where a search ends and where images
-make the Gram ill-conditioned. Needs torch, numpy, scipy and safetensors.
+make the Gram ill-conditioned. `descent` times an iteration of projected gradient descent on the last layer the same
+ways, one start or fifteen at once. On a GPU everything that never waits for it is timed as the CUDA graph it runs as.
+Needs torch, numpy, scipy and safetensors.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ from typing import Any
 
 import torch
 
-from recollect import FullSpace, Projection, RecollectWarning, Victim, evaluate, reconstruct
+from recollect import FullSpace, GradientDescent, Projection, RecollectWarning, Victim, evaluate, reconstruct
 from recollect.data import load_dataset
 from recollect.geometry import Sphere, random_start
 from recollect.seeds import stream
+from recollect.solve import minimise, start
 from recollect.span import ImplicitSpan, LastLayerSpan, LayerwiseSpan
 from recollect.training import train
 from recollect.victim import ModuleNetwork, initial_theta, mlp
@@ -54,7 +58,7 @@ def timed(work: Callable[[], object], least: float = 1.0) -> tuple[float, float]
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     times: list[float] = []
-    while len(times) < 5 or (sum(times) < least and len(times) < 200):
+    while len(times) < 5 or (sum(times) < least and len(times) < 2000):
         began = time.perf_counter()
         work()
         sync()
@@ -63,18 +67,90 @@ def timed(work: Callable[[], object], least: float = 1.0) -> tuple[float, float]
     return statistics.median(times), peak
 
 
+def graphed(work: Callable[[], object]) -> Callable[[], object]:
+    """The same as one launch, on a GPU."""
+    if DEVICE.type != "cuda":
+        return work
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = work()  # what the graph writes to must live as long as the graph
+    return lambda: (graph.replay(), kept)
+
+
 def products(n: int, d: int, width: int, c: int, depth: int) -> float:
     """Seconds of the matrix products of a layerwise evaluation and nothing else."""
     sizes = [d, *[width] * (depth - 1), c]
     kinds: list[Callable[[], object]] = []
-    for a, b in itertools.pairwise(sizes):
+    for layer, (a, b) in enumerate(itertools.pairwise(sizes)):
         A, W, B = (torch.randn(*shape, device=DEVICE) for shape in ((n, a), (b, a), (n * c, b)))
         D = torch.randn(n, b, device=DEVICE)
-        # forward; AAᵀ; BBᵀ; AΔᵀ; DᵀA; ARᵀ; and back through W and R for the gradient
-        kinds += [lambda A=A, W=W: A @ W.T] * 3 + [lambda A=A: A @ A.T, lambda B=B: B @ B.T]
-        kinds += [lambda D=D, A=A: D.T @ A] + [lambda D=D, W=W: D @ W] * 3
-        kinds += [lambda B=B, W=W: B @ W]
-    return timed(lambda: [product() for product in kinds])[0]
+        # forward; AΔᵀ; ARᵀ; AAᵀ; DᵀA; back through W and R for the gradient
+        kinds += [lambda A=A, W=W: A @ W.T] * 3 + [lambda A=A: A @ A.T]
+        kinds += [lambda D=D, A=A: D.T @ A] + [lambda D=D, W=W: D @ W] * 2
+        if layer < depth - 1:  # at the last layer B is made of unit vectors
+            kinds.append(lambda B=B: B @ B.T)
+        if layer > 0:  # what enters a layer takes part in D and B as well
+            kinds.append(lambda D=D, W=W: D @ W)
+        if 0 < layer < depth - 1:
+            kinds.append(lambda B=B, W=W: B @ W)
+    return timed(graphed(lambda: [product() for product in kinds]))[0]
+
+
+def peers(victim: Victim, names: tuple[str, ...], X: torch.Tensor) -> Callable[[], object]:
+    """The objective as one would write it: the Jacobian, a solve, and autograd through both."""
+    theta = {name: value.to(DEVICE, X.dtype) for name, value in victim.theta_f.items()}
+    chosen = {name: theta[name] for name in names}
+    delta = torch.cat([part.reshape(-1) for part in victim.delta(names).values()]).to(DEVICE, X.dtype)
+
+    def outputs(chosen: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return victim.network({**theta, **chosen}, x[None])[0]
+
+    def work() -> object:
+        Z = X.detach().requires_grad_()
+        blocks = torch.func.vmap(torch.func.jacrev(outputs), in_dims=(None, 0))(chosen, Z)
+        G = torch.cat([blocks[name].reshape(len(X) * victim.c, -1) for name in names], dim=1)
+        R = delta - G.T @ torch.linalg.solve(G @ G.T, G @ delta)
+        return torch.autograd.grad(R.square().sum(), Z)
+
+    return work
+
+
+def descents(path: Path, n: int, width: int, starts: int) -> Row:
+    """An iteration of projected gradient descent in full space, last layer, float32."""
+    victim, _, _ = cifar_victim(path, n, width, 2, 0, tolerance=1e-2)  # its weights need not be trained to the end
+    d, c, sphere = victim.d, victim.c, Sphere(math.sqrt(victim.d))
+    span = LastLayerSpan(victim, device=DEVICE, dtype=torch.float32)
+    Z = torch.stack([random_start(sphere, n, d, stream(f"start {k}", 0)) for k in range(starts)])
+    Z = (Z if starts > 1 else Z[0]).to(DEVICE, torch.float32)
+
+    def seconds(iterations: int) -> float:
+        solver = GradientDescent(step_size=1.0, iterations=iterations)
+        quiet: dict[str, Any] = {"report": lambda done, message: None, "save": lambda run, seconds: None}
+        began = time.perf_counter()
+        minimise(solver, span, sphere, start(solver, Z), tolerance=0.0, **quiet)
+        sync()
+        return time.perf_counter() - began
+
+    few, many = (10, 30) if DEVICE.type == "cpu" else (100, 1100)
+    seconds(few)
+    ours = statistics.median((seconds(many) - seconds(few)) / (many - few) for _ in range(3))
+    X, W = Z.reshape(-1, d), torch.randn(width, d, device=DEVICE)
+    H, delta = torch.randn(starts, n, width, device=DEVICE), torch.randn(c, width, device=DEVICE)
+    C = torch.randn(starts, n, c, device=DEVICE)
+    bare = lambda: (X @ W.T, H @ H.mT, H @ delta.T, C.mT @ H, C @ delta, H.flatten(0, 1) @ W)  # noqa: E731
+    theirs, peak = timed(peers(victim, victim.network.last.names, Z.reshape(-1, n, d)[0]), least=0.5)
+    return {
+        "ours_ms": 1e3 * ours / starts,
+        "products_ms": 1e3 * timed(graphed(bare))[0] / starts,
+        "peers_ms": 1e3 * theirs,
+        "peers_mb": None if math.isnan(peak) else peak,
+    }
 
 
 def evaluations(path: Path, n: int, width: int, depth: int, c: int, at: str) -> Row:
@@ -86,11 +162,12 @@ def evaluations(path: Path, n: int, width: int, depth: int, c: int, at: str) -> 
     ours, last = LayerwiseSpan(victim, names, **options), LastLayerSpan(victim, **options)
     papers = ImplicitSpan(victim, names, **options)
     seconds, peak = timed(lambda: ours.fit(X))
+    seconds = timed(graphed(lambda: ours.fit(X)))[0]
     m = sum(victim.theta_f[name].numel() for name in names)
     return {
         "layerwise_ms": 1e3 * seconds,
         "layerwise_mb": None if math.isnan(peak) else peak,
-        "last_layer_ms": 1e3 * timed(lambda: last.fit(X))[0],
+        "last_layer_ms": 1e3 * timed(graphed(lambda: last.fit(X)))[0],
         "cg_ms": 1e3 * timed(lambda: papers.fit(X), least=0.0)[0],
         "cg_iterations": statistics.median(papers.iterations),
         "dense_mb": 4 * n * c * m / 1e6,
@@ -101,13 +178,14 @@ def evaluations(path: Path, n: int, width: int, depth: int, c: int, at: str) -> 
 
 
 def cifar_victim(
-    path: Path, n: int, width: int, depth: int, seed: int, c: int = 10
+    path: Path, n: int, width: int, depth: int, seed: int, c: int = 10, tolerance: float = 1e-7
 ) -> tuple[Victim, torch.Tensor, float]:
     data = load_dataset(str(path), n)
     targets = data.targets[:, :c] if c > 1 else 2 * data.targets[:, :5].sum(1, keepdim=True) - 1
     network = mlp(data.inputs.shape[1], width, c, depth=depth)
     theta = initial_theta(network, init="fan-in", generator=stream("weights", seed), dtype=torch.float64)
-    done = train(network, {k: v.to(DEVICE) for k, v in theta.items()}, data.inputs.to(DEVICE), targets.to(DEVICE))
+    theta = {name: value.to(DEVICE) for name, value in theta.items()}
+    done = train(network, theta, data.inputs.to(DEVICE), targets.to(DEVICE), tolerance=tolerance)
     return done.victim, data.inputs, done.seconds
 
 
@@ -162,6 +240,10 @@ def jobs(options: argparse.Namespace) -> list[tuple[Row, Callable[[], Row]]]:
         for c, depth, at in itertools.chain(*([(c, k, "start"), (c, k, "data")] for c, k in ((10, 3), (1, 2)))):
             key = {"part": "evaluation", "n": 100, "width": 1000, "c": c, "depth": depth, "at": at}
             made.append((key, lambda c=c, k=depth, at=at: evaluations(options.cifar, 100, 1000, k, c, at)))
+    if options.part == "descent":
+        for width, starts in ((4000, 1), (4000, 15), (32_000, 1)):
+            key = {"part": "descent", "n": 100, "width": width, "c": 10, "depth": 2, "starts": starts}
+            made.append((key, lambda width=width, starts=starts: descents(options.cifar, 100, width, starts)))
     if options.part == "narrow":
         for n, width in ((10, 100), (10, 50), (100, 2000), (100, 1000), (100, 500), (100, 300)):
             for seed in range(options.seeds):
@@ -196,9 +278,21 @@ def table(path: Path) -> None:
         cells += [f"{row['layerwise_ms']:.3g} ms", f"{row['last_layer_ms']:.3g} ms"]
         cells += [f"{row['cg_ms']:.4g} ms ({row['cg_iterations']:.0f})", f"{row['products_ms']:.3g} ms"]
         print("| " + " | ".join([*cells, memory, f"{row['dense_mb']:.0f} MB", row["machine"]]) + " |")
+    steps = [row for row in rows if row["part"] == "descent"]
+    if steps:
+        print(
+            "\n| n | width | c | starts | an iteration of a start | products | of the limit | peers | ratio | ", end=""
+        )
+        print("peers' memory | machine |\n|" + "---|" * 11)
+    for row in steps:
+        memory = "–" if row["peers_mb"] is None else f"{row['peers_mb']:.3g} MB"
+        cells = [str(row[name]) for name in ("n", "width", "c", "starts")]
+        cells += [f"{row['ours_ms']:.3g} ms", f"{row['products_ms']:.3g} ms"]
+        cells += [f"{row['products_ms'] / row['ours_ms']:.0%}", f"{row['peers_ms']:.3g} ms"]
+        print("| " + " | ".join([*cells, f"{row['peers_ms'] / row['ours_ms']:.0f}×", memory, row["machine"]]) + " |")
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        if row["part"] != "evaluation":
+        if row["part"] not in ("evaluation", "descent"):
             what = row.get("kind") or f"{row['depth']} layers"
             groups.setdefault((row["part"], what, row["n"], row["width"], row["machine"]), []).append(row)
     if groups:
@@ -220,7 +314,7 @@ def _spread(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["evaluation", "narrow", "growth", "images"])
+    parser.add_argument("--part", choices=["evaluation", "descent", "narrow", "growth", "images"])
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")

@@ -24,8 +24,10 @@ from recollect import (
 )
 from recollect.data import Dataset, from_arrays
 from recollect.errors import OptionError, VictimError
+from recollect.memory import total_memory
 from recollect.result import Reconstruction
 from recollect.solve import Outcome
+from recollect.span import LastLayerSpan
 from recollect.training import train
 from recollect.victim import initial_theta, mlp
 
@@ -53,8 +55,8 @@ def test_algorithm_2_recovers_the_data_of_a_trained_network(trained: tuple[Victi
     # At interpolation the network's answers at the recovered points are their labels.
     labels = found.predictions[score.matching.found]
     assert float((labels - torch.eye(5, dtype=F64)).abs().max()) < 0.2
-    assert len(found.stages) == 4
-    assert found.loss == min(stage.loss for stage in found.stages)
+    assert [stage.name for stage in found.stages] == ["gradient descent, starts 1 to 4"]
+    assert found.loss == found.stages[0].loss
 
 
 def test_the_true_subspace_and_the_full_space(trained: tuple[Victim, Dataset]) -> None:
@@ -139,11 +141,35 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(trained: tuple[V
     assert not torch.equal(a, c)
 
 
-def test_interrupted_in_the_second_start_and_resumed(
+def memory_for(starts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = total_memory(torch.device("cpu")) // 4
+    monkeypatch.setattr(LastLayerSpan, "fit_bytes", lambda self, n: room // starts)
+
+
+def test_starts_at_once_find_what_they_find_one_by_one(
     trained: tuple[Victim, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, _ = trained
+    attack = replace(QUICK, restarts=4, solver=GradientDescent(iterations=200))
+    together = reconstruct(victim, 5, attack)
+    assert len(together.stages) == 1
+    for at_once, groups in ((1, 4), (3, 2)):
+        memory_for(at_once, monkeypatch)
+        few = reconstruct(victim, 5, attack)
+        assert len(few.stages) == groups
+        assert few.loss == min(stage.loss for stage in few.stages)
+        assert few.loss == pytest.approx(together.loss, rel=1e-6)
+        torch.testing.assert_close(few.inputs, together.inputs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("at_once", "groups", "left"), [(1, 2, 36 + 60), (2, 2, 36), (3, 1, 24)])
+def test_interrupted_and_resumed(
+    trained: tuple[Victim, Dataset], monkeypatch: pytest.MonkeyPatch, at_once: int, groups: int, left: int
+) -> None:
+    memory_for(at_once, monkeypatch)
+    victim, _ = trained
     attack = Projection(solver=GradientDescent(iterations=60), restarts=3)
+    last = 85 if at_once < 3 else 37
     straight = reconstruct(victim, 5, attack)
     memory = Memory()
     steps = 0
@@ -152,16 +178,16 @@ def test_interrupted_in_the_second_start_and_resumed(
     def counting(self: GradientDescent, *arguments: object) -> object:
         nonlocal steps
         steps += 1
-        if steps == 85:
+        if steps == last:
             raise KeyboardInterrupt
         return step(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(GradientDescent, "step", counting)
     stopped = reconstruct(victim, 5, attack, checkpoint=memory)
     assert stopped.status is Status.INTERRUPTED
-    assert len(stopped.stages) == 2
+    assert len(stopped.stages) == groups
     resumed = reconstruct(victim, 5, attack, checkpoint=memory)
-    assert steps == 85 + 36 + 60
+    assert steps == last + left
     assert torch.equal(resumed.inputs, straight.inputs)
     assert [stage.loss for stage in resumed.stages] == [stage.loss for stage in straight.stages]
 

@@ -17,8 +17,8 @@ class Geometry(Protocol):
     def radius(self) -> float:
         """The norm of a random start."""
 
-    def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
-        """The nearest points allowed."""
+    def project(self, Z: Float[Tensor, "*s n r"]) -> Float[Tensor, "*s n r"]:
+        """The nearest points allowed; of several sets of points, of each."""
 
     def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
         """The part of V along which points at Z may move; of each, where V holds several rows a point."""
@@ -39,9 +39,9 @@ class Sphere:
     def __post_init__(self) -> None:
         _check_radius(self.radius)
 
-    def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+    def project(self, Z: Float[Tensor, "*s n r"]) -> Float[Tensor, "*s n r"]:
         # In float64: the square of a float32 number of any size is finite there.
-        norms: Tensor = torch.linalg.vector_norm(Z, dim=1, keepdim=True, dtype=torch.float64)
+        norms: Tensor = torch.linalg.vector_norm(Z, dim=-1, keepdim=True, dtype=torch.float64)
         return (self.radius / norms).to(Z.dtype) * Z
 
     def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
@@ -63,7 +63,7 @@ class FreeRadius:
     def __post_init__(self) -> None:
         _check_radius(self.radius)
 
-    def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+    def project(self, Z: Float[Tensor, "*s n r"]) -> Float[Tensor, "*s n r"]:
         return Z
 
     def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
@@ -90,11 +90,11 @@ class SharedSubspace:
     def radius(self) -> float:
         return self.inner.radius
 
-    def project(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
+    def project(self, Z: Float[Tensor, "*s n r"]) -> Float[Tensor, "*s n r"]:
         if not bool(torch.isfinite(Z).all()):
             return Z
-        U = torch.linalg.svd(Z, full_matrices=False).Vh[: self.rank].T
-        return self.inner.project((Z @ U) @ U.T)
+        U = torch.linalg.svd(Z, full_matrices=False).Vh[..., : self.rank, :].mT
+        return self.inner.project((Z @ U) @ U.mT)
 
     def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
         return self.inner.tangent(Z, V)

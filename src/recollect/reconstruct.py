@@ -8,12 +8,14 @@ Nothing here, or in anything it imports, can read the training data: see `.impor
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 
 from recollect.errors import OptionError
 from recollect.geometry import FreeRadius, random_start
+from recollect.memory import total_memory
 from recollect.options import Auto, Projection
 from recollect.problem import Problem, uses_gradient_descent
 from recollect.progress import Progress, quiet
@@ -23,7 +25,7 @@ from recollect.seeds import stream
 from recollect.shapes import Tensor
 from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, paper_step
 from recollect.solve.confidence import confidence
-from recollect.span import Endpoints, ExactSpan, LayerwiseSpan, Span
+from recollect.span import Endpoints, ExactSpan, LastLayerSpan, LayerwiseSpan, Span
 from recollect.stages import AllLayerStages, LastLayerStages
 from recollect.victim import Victim
 
@@ -56,11 +58,15 @@ def reconstruct(
     doubts = () if n is None else problem.check(n)
     if isinstance(solver, GradientDescent) and solver.step_size is None:
         solver = replace(solver, step_size=paper_step(victim.d))
-    total = None if isinstance(solver, Auto) else attack.restarts * solver.iterations
     fingerprint = problem.fingerprint(n, seed) if checkpoint else ""
+    span: Span
+    judge: Span  # what is reported of all layers is of the network as it is, whatever led to the points
+    total = None
+    if not isinstance(solver, Auto):
+        assert n is not None
+        span = judge = problem.span(n, attack.endpoints or Endpoints.FINAL)
+        total = math.ceil(attack.restarts / _at_once(problem, solver, span, n)) * solver.iterations
     with Search(problem.device, progress, checkpoint, fingerprint, total) as search:
-        span: Span
-        judge: Span  # what is reported of all layers is of the network as it is, whatever led to the points
         if isinstance(solver, Auto):
             stages_of = LastLayerStages if attack.parameters == "last" else AllLayerStages
             found = stages_of(problem, search, solver, seed).run(n)
@@ -70,7 +76,6 @@ def reconstruct(
             judge = span if attack.parameters == "last" else problem.layerwise(found.span.endpoints)
         else:
             assert n is not None
-            span = judge = problem.span(n, attack.endpoints or Endpoints.FINAL)
             best, stages = _restarts(problem, solver, span, n, search, seed)
     step = solver.step_size if isinstance(solver, GradientDescent) else None
     exact = not isinstance(solver, GradientDescent)
@@ -80,21 +85,25 @@ def reconstruct(
 def _restarts(
     problem: Problem, solver: GradientDescent | LevenbergMarquardt, span: Span, n: int, search: Search, seed: int
 ) -> tuple[Outcome, tuple[Stage, ...]]:
-    """One solver from several random starts; the one with the smallest loss is kept."""
+    """One solver from several random starts, as many at once as memory allows; the best of all is kept."""
     best: Outcome | None = None
     stages: tuple[Stage, ...] = ()
-    for restart in range(problem.attack.restarts):
-        Z = random_start(problem.geometry, n, problem.r, stream(f"start {restart}", seed))
+    starts, at_once = range(problem.attack.restarts), _at_once(problem, solver, span, n)
+    for some in (starts[k : k + at_once] for k in starts[::at_once]):
+        Z = torch.stack(
+            [random_start(problem.geometry, n, problem.r, stream(f"start {restart}", seed)) for restart in some]
+        ).to(problem.device, problem.dtype)
+        which = f"start {some[0] + 1}" if len(some) == 1 else f"starts {some[0] + 1} to {some[-1] + 1}"
         outcome = search.minimise(
-            f"start {restart + 1}",
+            which,
             solver,
             span,
             problem.geometry,
-            Z.to(problem.device, problem.dtype),
+            Z[0] if len(some) == 1 else Z,
             tolerance=problem.attack.tolerance,
         )
         name = "gradient descent" if isinstance(solver, GradientDescent) else "Levenberg–Marquardt"
-        name += f", start {restart + 1}"
+        name += f", {which}"
         stages += (Stage(name, outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value),)
         best = outcome if best is None or outcome.loss < best.loss else best
         if outcome.status is Status.INTERRUPTED:
@@ -102,6 +111,13 @@ def _restarts(
             break
     assert best is not None  # there is at least one start
     return best, stages
+
+
+def _at_once(problem: Problem, solver: GradientDescent | LevenbergMarquardt, span: Span, n: int) -> int:
+    """How many starts share their matrix products."""
+    if not (isinstance(solver, GradientDescent) and isinstance(span, LastLayerSpan)):
+        return 1
+    return max(1, total_memory(problem.device) // 4 // span.fit_bytes(n))
 
 
 def _result(

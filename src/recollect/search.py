@@ -58,11 +58,11 @@ class Search:
         solver: Solver,
         span: Span,
         geometry: Geometry,
-        Z: Float[Tensor, "n r"],
+        Z: Float[Tensor, "*s n r"],
         *,
         tolerance: float = 0.0,
     ) -> Outcome:
-        """Run the loop from Z, or take from the checkpoint what an earlier run made of it."""
+        """Run the loop from Z, one start or several stacked, or take from the checkpoint what became of it."""
         fresh = start(solver, Z)
         outcome = self._remembered(fresh)
         if outcome is None:
@@ -114,7 +114,7 @@ def _sound(kept: Outcome, fresh: Run) -> bool:
     """Whether a saved outcome is one that this run could have had; the file may come from anywhere."""
     numbers = (kept.loss, kept.seconds, kept.jitter)
     return (
-        (kept.Z.shape, kept.Z.dtype) == (fresh.best_Z.shape, fresh.best_Z.dtype)
+        (kept.Z.shape, kept.Z.dtype) == (fresh.best_Z.shape[-2:], fresh.best_Z.dtype)
         and bool(torch.isfinite(kept.Z).all())
         and kept.trace.dim() == 1
         and kept.trace.dtype == torch.float64
@@ -133,10 +133,10 @@ def _fits(saved: Run, fresh: Run) -> bool:
         tensors[name].dtype == expected[name].dtype and (name == "trace" or tensors[name].shape == expected[name].shape)
         for name in expected
     )
-    if not alike or tensors["trace"].dim() != 1:
+    if not alike or tensors["trace"].shape[:-1] != expected["trace"].shape[:-1]:
         return False
     return (
-        0 <= int(saved.iteration) <= min(len(saved.trace), len(fresh.trace))
-        and int(saved.rung) >= 0
+        0 <= int(saved.iteration) <= min(saved.trace.shape[-1], fresh.trace.shape[-1])
+        and int(saved.rung.min()) >= 0
         and all(bool(torch.isfinite(tensor).all()) for tensor in (saved.best_Z, *saved.state.values()))
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from recollect.errors import OptionError
 from recollect.geometry import FreeRadius, Sphere, random_start
 from recollect.solve import GradientDescent, Outcome, Run, Status, minimise, paper_step, start
-from recollect.span import Fit, LastLayerSpan, Span
+from recollect.span import Fit, LastLayerSpan, LayerwiseSpan, Span
 
 
 @dataclass
@@ -184,14 +184,40 @@ def test_the_papers_two_steps() -> None:
     assert (paper_step(60), paper_step(256), paper_step(257), paper_step(3072)) == (20.0, 20.0, 2000.0, 2000.0)
 
 
+def test_starts_that_share_a_run_do_not_share_their_trouble() -> None:
+    """The second of three starts holds a point twice: it alone climbs the ladder of jitters."""
+    span, sphere = LastLayerSpan(small_mlp(0), device=CPU, dtype=F64), Sphere(2.0)
+    Z = torch.stack([random_start(sphere, 3, 5, generator(k)) for k in range(3)])
+    Z[1, 1] = Z[1, 0]
+    solver = GradientDescent(step_size=0.05, iterations=40)
+    saved: list[Run] = []
+    together = run(span, solver, Z, geometry=sphere, save=lambda run, seconds: saved.append(run))
+    assert saved[-1].rung.tolist()[::2] == [0, 0]
+    assert int(saved[-1].rung[1]) > 0
+    alone = [run(span, solver, Z[k], geometry=sphere) for k in range(3)]
+    best = min(alone, key=lambda outcome: outcome.loss)
+    assert together.loss == pytest.approx(best.loss, rel=1e-9)
+    torch.testing.assert_close(together.Z, best.Z, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(together.trace, best.trace, rtol=1e-9, atol=1e-9)
+    lowest = torch.stack([outcome.trace.nan_to_num(torch.inf).min() for outcome in alone])
+    torch.testing.assert_close(saved[-1].best_loss, lowest, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_cuda_graph_gives_the_bits_of_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layers", ["last", "all"])
+def test_a_cuda_graph_gives_the_bits_of_the_plain_loop(layers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     victim, device = small_mlp(0), torch.device("cuda")
     solver = GradientDescent(step_size=0.5, iterations=200)
     Z = random_start(Sphere(2.0), 3, 5, generator(0)).to(device)
     outcomes = []
     for capturable in (True, False):
         monkeypatch.setattr(LastLayerSpan, "capturable", capturable)
-        outcomes.append(run(LastLayerSpan(victim, device=device, dtype=F64), solver, Z, geometry=Sphere(2.0)))
+        monkeypatch.setattr(LayerwiseSpan, "capturable", capturable)
+        span = (
+            LastLayerSpan(victim, device=device, dtype=F64)
+            if layers == "last"
+            else LayerwiseSpan(victim, victim.select("all"), device=device, dtype=F64)
+        )
+        outcomes.append(run(span, solver, Z, geometry=Sphere(2.0)))
     assert torch.equal(outcomes[0].Z, outcomes[1].Z)
     assert torch.equal(outcomes[0].trace, outcomes[1].trace)

@@ -146,6 +146,24 @@ def test_loss_and_gradient_are_those_of_the_definition(shape: tuple[object, ...]
     torch.testing.assert_close(fit.gradient, slope, rtol=case.tolerance, atol=case.tolerance * size)
 
 
+@given(shape=drawn, starts=st.integers(1, 3))
+def test_a_fit_of_several_starts_is_the_fit_of_each(shape: tuple[object, ...], starts: int) -> None:
+    case = build(shape)
+    Z = case.Z * torch.linspace(0.5, 2, starts, dtype=F64)[:, None, None]
+    jitter = 1e-8 * torch.arange(starts, dtype=F64)
+    together = case.span.fit(Z, jitter=jitter)
+    for k in range(starts):
+        alone = case.span.fit(Z[k], jitter=jitter[k])
+        assert together.gradient is not None
+        assert alone.gradient is not None
+        size = float(alone.gradient.abs().max()) + 1e-3
+        torch.testing.assert_close(together.loss[k], alone.loss, rtol=case.tolerance, atol=case.tolerance)
+        torch.testing.assert_close(together.gradient[k], alone.gradient, rtol=1e-6, atol=case.tolerance * size)
+        torch.testing.assert_close(
+            together.alpha[k], alone.alpha, rtol=1e-6, atol=1e-6 * float(alone.alpha.abs().max())
+        )
+
+
 def kaufman(case: Case, geometry: Geometry) -> tuple[Tensor, Tensor]:
     """J (cp × nr) entry by entry, and R: what moves when a coordinate does, with the part in the span left out."""
     Z = case.Z

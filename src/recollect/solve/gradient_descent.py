@@ -39,16 +39,16 @@ class GradientDescent:
     def capturable(self) -> bool:
         return True
 
-    def flops(self, span: Span, Z: Float[Tensor, "n r"]) -> float:
-        return span.flops(len(Z))
+    def flops(self, span: Span, Z: Float[Tensor, "*s n r"]) -> float:
+        return span.flops(Z.shape[:-1].numel())
 
     def at_rest(self, state: State) -> bool:
         return False
 
-    def init(self, Z: Float[Tensor, "n r"]) -> State:
+    def init(self, Z: Float[Tensor, "*s n r"]) -> State:
         return {"Z": Z, "velocity": torch.zeros_like(Z)}
 
-    def step(self, span: Span, geometry: Geometry, state: State, jitter: Float[Tensor, ""]) -> tuple[State, Fit]:
+    def step(self, span: Span, geometry: Geometry, state: State, jitter: Float[Tensor, "*s"]) -> tuple[State, Fit]:
         if self.step_size is None:
             raise OptionError("expected a step size, got none; use paper_step")
         fit = span.fit(state["Z"], jitter=jitter)

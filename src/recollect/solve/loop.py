@@ -4,11 +4,13 @@ A solver says how to start and how to take one step. Nothing in an iteration wai
 (a Gram that Cholesky could not factor, a point beyond the finite numbers) is undone by a select on the device, and
 the jitter climbs one rung for the steps to come. The loop looks at the numbers every `_CHECK` iterations, or when it
 is time to report; after each iteration of a solver that waits for the device anyway.
+
+A run may hold several starts, stacked along a first dimension: they share their matrix products and nothing else, and
+the best of them is what the run found.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -66,13 +68,13 @@ class Solver(Protocol):
     def capturable(self) -> bool:
         """Whether a step never waits for the device, so that the loop need not look after each one either."""
 
-    def flops(self, span: Span, Z: Float[Tensor, "n r"]) -> float:
+    def flops(self, span: Span, Z: Float[Tensor, "*s n r"]) -> float:
         """About how many operations a step takes."""
 
-    def init(self, Z: Float[Tensor, "n r"]) -> State:
+    def init(self, Z: Float[Tensor, "*s n r"]) -> State:
         """The state before the first step."""
 
-    def step(self, span: Span, geometry: Geometry, state: State, jitter: Float[Tensor, ""]) -> tuple[State, Fit]:
+    def step(self, span: Span, geometry: Geometry, state: State, jitter: Float[Tensor, "*s"]) -> tuple[State, Fit]:
         """The next state, and the fit at the present one."""
 
     def at_rest(self, state: State) -> bool:
@@ -84,11 +86,11 @@ class Run:
     """A run at some iteration: enough to go on from there as if it had never stopped. All of it lies on the device."""
 
     state: State
-    best_Z: Float[Tensor, "n r"]
-    best_loss: Float[Tensor, ""]
-    trace: Float[Tensor, " k"]
+    best_Z: Float[Tensor, "*s n r"]
+    best_loss: Float[Tensor, "*s"]
+    trace: Float[Tensor, "*s k"]
     """The loss at each iteration; NaN where a step failed and was taken again with more jitter."""
-    rung: Int[Tensor, ""]
+    rung: Int[Tensor, "*s"]
     """Where on the ladder of jitters the run stands."""
     iteration: Int[Tensor, 1]
 
@@ -113,10 +115,11 @@ class Outcome:
     status: Status
 
 
-def start(solver: Solver, Z: Float[Tensor, "n r"]) -> Run:
-    inf = torch.tensor(torch.inf, dtype=torch.float64, device=Z.device)
-    trace = torch.full((solver.iterations,), torch.nan, dtype=torch.float64, device=Z.device)
-    rung, iteration = (torch.zeros(shape, dtype=torch.int64, device=Z.device) for shape in ((), (1,)))
+def start(solver: Solver, Z: Float[Tensor, "*s n r"]) -> Run:
+    starts = Z.shape[:-2]
+    inf = torch.full(starts, torch.inf, dtype=torch.float64, device=Z.device)
+    trace = torch.full((*starts, solver.iterations), torch.nan, dtype=torch.float64, device=Z.device)
+    rung, iteration = (torch.zeros(shape, dtype=torch.int64, device=Z.device) for shape in (starts, (1,)))
     return Run(solver.init(Z), Z, inf, trace, rung, iteration)
 
 
@@ -135,9 +138,9 @@ def minimise(
 
     `seconds` were spent on this run before it was interrupted.
     """
-    if len(run.trace) < solver.iterations:  # resumed with more iterations than it was started with
-        more = run.trace.new_full((solver.iterations - len(run.trace),), torch.nan)
-        run = replace(run, trace=torch.cat([run.trace, more]))
+    if (kept := run.trace.shape[-1]) < solver.iterations:  # resumed with more iterations than it was started with
+        more = run.trace.new_full((*run.trace.shape[:-1], solver.iterations - kept), torch.nan)
+        run = replace(run, trace=torch.cat([run.trace, more], dim=-1))
     ladder = torch.tensor(JITTERS, dtype=torch.float64, device=run.trace.device)
     status = Status.ITERATIONS
     began = time.perf_counter() - seconds
@@ -152,12 +155,12 @@ def minimise(
             while True:
                 # Looked at before stepping, so that a finished run resumes to its end.
                 if iteration % look == 0 or iteration >= solver.iterations:
-                    if float(run.best_loss) <= tolerance:
+                    if float(run.best_loss.min()) <= tolerance:
                         status = Status.CONVERGED
                         break
-                    if int(run.rung) == len(JITTERS):
+                    if int(run.rung.min()) == len(JITTERS):
                         # Every rung failed: at a point that could be looked at, or on the way from it?
-                        seen = math.isfinite(float(run.trace[iteration - 1]))
+                        seen = bool(torch.isfinite(run.trace[..., iteration - 1]).any())
                         status = Status.DIVERGED if seen else Status.SINGULAR
                         break
                     if solver.at_rest(run.state):
@@ -169,7 +172,7 @@ def minimise(
                 iteration += 1
                 now = time.perf_counter()
                 if now - reported > _REPORT_SECONDS:
-                    report(iteration, f"loss {float(run.best_loss):.2e}")
+                    report(iteration, f"loss {float(run.best_loss.min()):.2e}")
                     reported = now
                 if now - saved > _SAVE_SECONDS:
                     save(run, now - began)
@@ -185,12 +188,12 @@ def minimise(
 def _advance(solver: Solver, span: Span, geometry: Geometry, ladder: Tensor, run: Run) -> Run:
     jitter = ladder.take(run.rung.clamp_max(len(ladder) - 1))
     state, fit = solver.step(span, geometry, run.state, jitter)
-    run.trace.index_copy_(0, run.iteration, fit.loss[None])
-    failed = ~(torch.isfinite(fit.loss) & torch.isfinite(state["Z"]).all())
+    run.trace.index_copy_(-1, run.iteration, fit.loss[..., None])
+    failed = ~(torch.isfinite(fit.loss) & torch.isfinite(state["Z"]).flatten(-2).all(-1))
     better = fit.loss < run.best_loss  # false for NaN; X itself is fine even where the step from it is not
     return Run(
-        state={name: torch.where(failed, run.state[name], new) for name, new in state.items()},
-        best_Z=torch.where(better, run.state["Z"], run.best_Z),
+        state={name: torch.where(_each(failed, new), run.state[name], new) for name, new in state.items()},
+        best_Z=torch.where(_each(better, run.best_Z), run.state["Z"], run.best_Z),
         best_loss=torch.minimum(run.best_loss, torch.nan_to_num(fit.loss, torch.inf)),
         trace=run.trace,
         rung=(run.rung + failed).clamp_max(len(ladder)),
@@ -198,13 +201,21 @@ def _advance(solver: Solver, span: Span, geometry: Geometry, ladder: Tensor, run
     )
 
 
+def _each(flags: Tensor, of: Tensor) -> Tensor:
+    """One flag a start, to be used with all that a start holds."""
+    return flags.reshape(flags.shape + (1,) * (of.dim() - flags.dim()))
+
+
 def _finish(span: Span, run: Run, ladder: Tensor, status: Status) -> Outcome:
     jitter = ladder.take(run.rung.clamp_max(len(ladder) - 1))
     # The last step led somewhere that no fit has looked at yet.
     last = span.fit(run.state["Z"], gradient=False, jitter=jitter).loss
-    Z, loss = (run.state["Z"], float(last)) if last < run.best_loss else (run.best_Z, float(run.best_loss))
-    iterations = int(run.iteration)
-    return Outcome(Z.clone(), loss, run.trace[:iterations].cpu(), iterations, 0.0, float(jitter), status)
+    better = last < run.best_loss
+    Z = torch.where(_each(better, run.best_Z), run.state["Z"], run.best_Z).reshape(-1, *run.best_Z.shape[-2:])
+    losses = torch.where(better, last, run.best_loss).reshape(-1)
+    k, iterations = int(losses.argmin()), int(run.iteration)
+    trace = run.trace[..., :iterations].reshape(len(Z), iterations)[k]
+    return Outcome(Z[k].clone(), float(losses[k]), trace.cpu(), iterations, 0.0, float(jitter.reshape(-1)[k]), status)
 
 
 def captured(advance: Advance, run: Run) -> tuple[Advance, Run]:

@@ -39,9 +39,9 @@ class Endpoints(Enum):
 class Fit:
     """How well the gradients at X explain Δθ. A NaN loss means that the solve for α failed at this X."""
 
-    loss: Float[Tensor, ""]
-    alpha: Float[Tensor, "n c"]
-    gradient: Float[Tensor, "n d"] | None
+    loss: Float[Tensor, "*s"]
+    alpha: Float[Tensor, "*s n c"]
+    gradient: Float[Tensor, "*s n d"] | None
 
 
 @runtime_checkable

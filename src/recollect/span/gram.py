@@ -12,29 +12,29 @@ class Gram:
 
     Rows of very different lengths (features, and the little by which they moved) are thereby on one scale. Failure is
     a value and not an exception, so that nothing waits for the device: where K is not positive definite all solutions
-    are NaN, and the loop undoes such a step and raises the jitter, on the device as well (`solve/loop.py`).
+    are NaN, and the loop undoes such a step and raises the jitter, on the device as well (`solve/loop.py`). Several
+    Grams may be stacked; each then has its own jitter and fails by itself.
     """
 
-    def __init__(self, K: Float[Tensor, "k k"], jitter: Float[Tensor, ""] | None = None) -> None:
+    def __init__(self, K: Float[Tensor, "*s k k"], jitter: Float[Tensor, "*s"] | None = None) -> None:
         K = K.double()
-        diagonal = K.diagonal()
-        self._scale = torch.where(diagonal > 0, diagonal.rsqrt(), 1.0)
-        K = self._scale[:, None] * K * self._scale
+        diagonal = K.diagonal(dim1=-2, dim2=-1)
+        self._scale = torch.where(diagonal > 0, diagonal.rsqrt(), 1.0)[..., None]
+        K = self._scale * K * self._scale.mT
         if jitter is not None:
-            K.diagonal().add_(jitter)
+            K.diagonal(dim1=-2, dim2=-1).add_(jitter[..., None])
         self._factor, info = torch.linalg.cholesky_ex(K)
-        self._sound = info == 0
+        self._sound = (info == 0)[..., None, None]
 
-    def solve(self, B: Float[Tensor, "k c"]) -> Float[Tensor, "k c"]:
+    def solve(self, B: Float[Tensor, "*s k c"]) -> Float[Tensor, "*s k c"]:
         """K⁻¹B, in float64."""
-        scale = self._scale[:, None]
-        X = scale * torch.cholesky_solve(scale * B.double(), self._factor)
+        X = self._scale * torch.cholesky_solve(self._scale * B.double(), self._factor)
         return torch.where(self._sound, X, torch.nan)
 
-    def whiten(self, B: Float[Tensor, "k c"]) -> Float[Tensor, "k c"]:
+    def whiten(self, B: Float[Tensor, "*s k c"]) -> Float[Tensor, "*s k c"]:
         """V with VᵀV = BᵀK⁻¹B, in float64."""
-        V = torch.linalg.solve_triangular(self._factor, self._scale[:, None] * B.double(), upper=False)
+        V = torch.linalg.solve_triangular(self._factor, self._scale * B.double(), upper=False)
         return torch.where(self._sound, V, torch.nan)
 
-    def inverse(self) -> Float[Tensor, "k k"]:
-        return self.solve(torch.eye(len(self._scale), dtype=torch.float64, device=self._scale.device))
+    def inverse(self) -> Float[Tensor, "*s k k"]:
+        return self.solve(torch.eye(self._scale.shape[-2], dtype=torch.float64, device=self._scale.device))

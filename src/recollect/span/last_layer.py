@@ -24,10 +24,10 @@ from recollect.victim import Victim
 class Explained:
     """ΔW_L/‖ΔW_L‖ = CᵀA + R with R orthogonal to the rows of A."""
 
-    A: Float[Tensor, "a p"]
+    A: Float[Tensor, "*s a p"]
     gram: Gram
-    C: Float[Tensor, "a c"]
-    R: Float[Tensor, "c p"]
+    C: Float[Tensor, "*s a c"]
+    R: Float[Tensor, "*s c p"]
 
     def orthogonal(self, V: Float[Tensor, "p v"]) -> Float[Tensor, "p v"]:
         """P⊥V, the part of each column orthogonal to the rows of A."""
@@ -38,7 +38,8 @@ class LastLayerSpan:
     """Five products a fit: the features, HHᵀ, HΔᵀ, αᵀH, αR, and one backward pass through the features.
 
     About 2np(2d + n + 3c) operations for two layers and one endpoint; memory 3np. In float64 α is refined once,
-    α ← α + (HHᵀ)⁻¹HRᵀ, which gives back the digits that forming the Gram costs.
+    α ← α + (HHᵀ)⁻¹HRᵀ, which gives back the digits that forming the Gram costs. `fit` takes several sets of points as
+    well: one product for the features of all, a Gram for each.
     """
 
     notes: tuple[str, ...] = ()
@@ -87,33 +88,41 @@ class LastLayerSpan:
 
     def _explain(self, A: Tensor, jitter: Tensor | None) -> Explained:
         if self.rows.fixed is not None:
-            A = torch.cat([A, self.rows.fixed])
-        gram = Gram(A @ A.T, jitter)
+            A = torch.cat([A, self.rows.fixed.expand(*A.shape[:-2], -1, -1)], dim=-2)
+        gram = Gram(A @ A.mT, jitter)
         C = gram.solve(A @ self.delta.T).to(A.dtype)
-        R = torch.addmm(self.delta, C.T, A, alpha=-1)
+        R = self.delta - C.mT @ A
         if self._refine:
-            C = C + gram.solve(A @ R.T)
-            R = torch.addmm(self.delta, C.T, A, alpha=-1)
+            C = C + gram.solve(A @ R.mT)
+            R = self.delta - C.mT @ A
         return Explained(A, gram, C, R)
 
-    def loss(self, explained: Explained) -> Float[Tensor, ""]:
-        return self._weights.loss(torch.linalg.vector_norm(explained.R, dtype=torch.float64).square())
+    def loss(self, explained: Explained) -> Float[Tensor, "*s"]:
+        return self._weights.loss(torch.linalg.vector_norm(explained.R, dim=(-2, -1), dtype=torch.float64).square())
 
-    def fit(self, Z: Float[Tensor, "n r"], *, gradient: bool = True, jitter: Float[Tensor, ""] | None = None) -> Fit:
+    def fit(
+        self, Z: Float[Tensor, "*s n r"], *, gradient: bool = True, jitter: Float[Tensor, "*s"] | None = None
+    ) -> Fit:
         with torch.set_grad_enabled(gradient):
             Z = Z.detach().requires_grad_(gradient)
-            T = self.rows(Z)
-        explained = self._explain(T.detach().flatten(0, 1), jitter)
-        C, slope = self._owned(explained, len(Z)), None
+            T = self.rows(Z.flatten(0, -2))
+            T = T.reshape(len(T), *Z.shape[:-1], -1).movedim(0, -3)
+        explained = self._explain(T.detach().flatten(-3, -2), jitter)
+        C, slope = self._owned(explained, Z.shape[-2]), None
         if gradient:
             # ∂⟨C, A(Z)Rᵀ⟩/∂T_k = C_k R.
-            (slope,) = torch.autograd.grad(T, Z, (-2 * C) @ explained.R)
-        return Fit(self.loss(explained), self._weights.length * C[0], slope)
+            (slope,) = torch.autograd.grad(T, Z, (-2 * C) @ explained.R[..., None, :, :])
+        return Fit(self.loss(explained), self._weights.length * C[..., 0, :, :], slope)
 
-    def _owned(self, explained: Explained, n: int) -> Float[Tensor, "k n c"]:
+    def _owned(self, explained: Explained, n: int) -> Float[Tensor, "*s k n c"]:
         """The coefficients of the rows that belong to points; the first family's are α, or α + β with both ends."""
         k = self.rows.families
-        return explained.C[: k * n].reshape(k, n, -1)
+        return explained.C[..., : k * n, :].reshape(*explained.C.shape[:-2], k, n, -1)
+
+    def fit_bytes(self, n: int) -> int:
+        """About what a fit of n points holds at once: the features, what they came from and their gradients."""
+        widest = max(tensor.shape[0] for tensor in self._weights.theta_f.values() if tensor.dim() > 0)
+        return 6 * self.rows.families * n * max(widest, self.delta.shape[1]) * self.delta.dtype.itemsize
 
     def costs(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None) -> Float[Tensor, " n"]:
         explained, n = self.explain(Z, jitter), len(Z)

@@ -97,7 +97,7 @@ class LayerwiseSpan:
     """
 
     notes: tuple[str, ...] = ()
-    capturable = False  # batched backward passes inside a CUDA graph are yet to be tried
+    capturable = True
 
     def __init__(
         self,

@@ -8,7 +8,8 @@ random starts met in one minimum in small trials, and lowering τ step by step l
    holds every point, nothing more is needed.
 2. From a random start at θf, τ from 1 to 0.02. The layers' residuals are scaled to equal norm.
 3. Respawn: points that explain next to nothing are put where most is left to explain, and τ falls again.
-4. Both endpoints, and respawn once more.
+4. Both endpoints, respawn once more, and points turned to the other side of the origin where that explains as much: for
+   two layers without bias the other side is a minimum of its own, and a false one.
 5. Hard gates: the network as it is.
 6. The last layer alone, from there. Of all that was found, what is held most firmly is kept.
 
@@ -44,6 +45,8 @@ _FIRM = 0.01
 _LITTLE = 0.2
 """A point that costs so much less than most explains nothing of its own."""
 _BETTER = 0.99
+_WRONG_SIDE, _DOUBTED_SIDE = 1.2, 2.0
+"""Turning a point on the right side multiplies the loss by 3 or more where all are; on the wrong side, by about 1."""
 _PATIENCE = 4
 _RUNG_STEPS, _RUNG_SETTLED = 30, 1e-3
 """A stop on the way down need not be exact."""
@@ -70,6 +73,8 @@ class AllLayerStages(Stages[ExactSpan]):
         if endpoints is Endpoints.BOTH:
             self._descend_through("both endpoints", _BOTH, endpoints)
             self._respawn(endpoints)
+        if problem.parity is Parity.LINEAR and not self._lifted:
+            self._turn(endpoints)
         self._descend_through("hard gates", _CLOSED, endpoints)
         if self._lifted:
             self._settle_signs(problem.layerwise(endpoints, balanced=True))
@@ -190,6 +195,42 @@ class AllLayerStages(Stages[ExactSpan]):
         if tried:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._tell(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
+
+    def _turn(self, endpoints: Endpoints) -> None:
+        """Turn points to the other side while the loss, once the others have moved too, falls by it.
+
+        The gradients at x and −x differ by a linear part, which the other points can nearly make up for; a point on the
+        wrong side is therefore held there, but turning it costs nothing.
+        """
+        turned, iterations, seconds = 0, 0, 0.0
+        alone = False
+        while turned < len(self.Z):
+            before = self.outcome.loss
+            losses = torch.stack([self._turned_loss(i) for i in range(len(self.Z))])
+            wrong = (losses < _WRONG_SIDE * before).nonzero().flatten()
+            if alone or len(wrong) == 0:
+                wrong = losses.argmin().reshape(1)
+            if float(losses.min()) >= _DOUBTED_SIDE * before:
+                break
+            Z = self.Z.clone()
+            Z[wrong] = -Z[wrong]
+            outcome = self._through("signs one by one", _BOTH, endpoints, Z)[1]
+            iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
+            if outcome.loss < _BETTER * before:
+                turned, alone = turned + len(wrong), False
+                self._keep(self.span, outcome)
+            elif len(wrong) > 1:  # one of them was right: the likeliest alone
+                alone = True
+            else:
+                break
+        if turned:
+            ended = replace(self.outcome, iterations=iterations, seconds=seconds)
+            self._tell(f"{turned} point{'s' if turned > 1 else ''} turned to the other side", ended)
+
+    def _turned_loss(self, i: int) -> Float[Tensor, ""]:
+        Z = self.Z.clone()
+        Z[i] = -Z[i]
+        return self.span.fit(Z, gradient=False, jitter=self._jitter).loss
 
     def _round(self, endpoints: Endpoints, dropped: Int[Tensor, " m"], generator: torch.Generator) -> Outcome:
         stays = torch.ones(len(self.Z), dtype=torch.bool)
