@@ -28,11 +28,14 @@ from recollect.data import Dataset, synthetic
 from recollect.errors import VictimError
 from recollect.geometry import Sphere
 from recollect.metrics import evaluate
-from recollect.problem import RecollectWarning
+from recollect.problem import Problem, RecollectWarning
+from recollect.progress import quiet
+from recollect.search import Search
 from recollect.solve import confidence as confidence_file
 from recollect.solve.confidence import expected_errors
 from recollect.span import LastLayerSpan, LayerwiseSpan
 from recollect.span import normal as normal_file
+from recollect.stages import AllLayerStages
 from recollect.training import minimum_norm, train
 from recollect.victim import initial_theta, mlp, random_features
 
@@ -396,6 +399,52 @@ def test_all_layers_find_what_the_last_cannot(seed: int) -> None:
     assert every.status is Status.STATIONARY
     assert evaluate(last, data.inputs).rho > 0.4
     assert evaluate(every, data.inputs).rho < 0.1
+
+
+@pytest.mark.parametrize("turned", [[2], [0, 4], [1, 3, 5]])
+def test_points_on_the_wrong_side_of_the_origin_are_turned_back(turned: list[int]) -> None:
+    victim, data = narrow(1)
+    problem = Problem.of(victim, Projection(parameters="all", space=FullSpace()), CPU)
+    found = reconstruct(victim, 6, Projection(parameters="all", space=FullSpace()))
+    assert evaluate(found, data.inputs).rho < 0.1
+    right = found.inputs
+    Z = right.clone()
+    Z[turned] = -Z[turned]
+    with Search(problem.device, quiet, None, "") as search:
+        stages = AllLayerStages(problem, search, Auto(), 0)
+        stages._keep(*stages._through("both endpoints", (0.02,), Endpoints.BOTH, Z))
+        stuck = stages.outcome
+        assert float((stuck.Z * right).sum(1)[turned].min()) < 0
+        stages._turn(Endpoints.BOTH)
+    assert stages.outcome.loss < 0.5 * stuck.loss
+    assert evaluate(replace(found, inputs=stages.Z), data.inputs).rho < 0.15
+    assert "turned to the other side" in stages.stages[-1].name
+
+
+def test_points_on_the_right_side_stay_there() -> None:
+    victim, _ = narrow(1)
+    problem = Problem.of(victim, Projection(parameters="all", space=FullSpace()), CPU)
+    right = reconstruct(victim, 6, Projection(parameters="all", space=FullSpace())).inputs
+    with Search(problem.device, quiet, None, "") as search:
+        stages = AllLayerStages(problem, search, Auto(), 0)
+        stages._keep(*stages._through("both endpoints", (0.02,), Endpoints.BOTH, right))
+        before = stages.outcome
+        stages._turn(Endpoints.BOTH)
+    assert stages.outcome is before or stages.outcome.loss < before.loss
+    assert bool(((stages.Z * right).sum(1) > 0).all())
+
+
+def test_restarts_of_all_layers_keep_the_one_that_explains_most() -> None:
+    victim, _ = narrow(2)
+    attack = Projection(parameters="all", solver=Auto(rounds=0))
+    found = reconstruct(victim, 6, replace(attack, restarts=3))
+    names = [stage.name for stage in found.stages]
+    assert [f"random start {k}, gates closing" in names for k in (1, 2, 3, 4)] == [True, True, True, False]
+    both = [stage.loss for stage in found.stages if stage.name == "both endpoints"]
+    closed = next(stage.loss for stage in found.stages if stage.name == "hard gates")
+    first = reconstruct(victim, 6, attack)
+    assert closed <= 1.5 * min(both) + 0.05
+    assert found.loss <= first.loss * 1.01
 
 
 def test_all_layers_are_no_worse_than_the_last_where_that_is_enough(trained: tuple[Victim, Dataset]) -> None:

@@ -8,8 +8,8 @@ random starts met in one minimum in small trials, and lowering τ step by step l
    holds every point, nothing more is needed.
 2. From a random start at θf, τ from 1 to 0.02. The layers' residuals are scaled to equal norm.
 3. Respawn: points that explain next to nothing are put where most is left to explain, and τ falls again.
-4. Both endpoints, respawn once more, and points turned to the other side of the origin where that explains as much: for
-   two layers without bias the other side is a minimum of its own, and a false one.
+4. Both endpoints; points turned to the other side of the origin where that explains as much, since for two layers
+   without bias the other side is a minimum of its own, and a false one; and respawn once more.
 5. Hard gates: the network as it is.
 6. The last layer alone, from there. Of all that was found, what is held most firmly is kept.
 
@@ -24,6 +24,7 @@ from dataclasses import replace
 import torch
 
 from recollect.geometry import random_start
+from recollect.problem import Problem
 from recollect.seeds import stream
 from recollect.shapes import Float, Int, Tensor
 from recollect.solve import LevenbergMarquardt, Outcome, Status
@@ -67,14 +68,7 @@ class AllLayerStages(Stages[ExactSpan]):
             return
         first, its_notes = self._kept, self.notes
         endpoints = self._endpoints(n)
-        one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
-        self._start(n, one)
-        self._respawn(one)
-        if endpoints is Endpoints.BOTH:
-            self._descend_through("both endpoints", _BOTH, endpoints)
-            self._respawn(endpoints)
-        if problem.parity is Parity.LINEAR and not self._lifted:
-            self._turn(endpoints)
+        self._starts(n, endpoints)
         self._descend_through("hard gates", _CLOSED, endpoints)
         if self._lifted:
             self._settle_signs(problem.layerwise(endpoints, balanced=True))
@@ -157,28 +151,47 @@ class AllLayerStages(Stages[ExactSpan]):
         jitter = torch.tensor(outcome.jitter, dtype=torch.float64, device=self.problem.device)
         return float(expected_errors(span, self.problem.geometry, outcome.Z, jitter).median())
 
-    def _start(self, n: int, endpoints: Endpoints) -> None:
-        geometry, attack = self.problem.geometry, self.problem.attack
-        best: tuple[ExactSpan, Outcome] | None = None
-        for restart in range(attack.restarts):
-            Z = random_start(geometry, n, self.problem.r, stream(f"start {restart}", self._seed))
-            span, outcome = self._through(
-                "random start", _FALLING, endpoints, Z.to(self.problem.device, self.problem.dtype)
-            )
-            self._tell(f"random start {restart + 1}, gates closing", outcome)
-            if best is None or outcome.loss < best[1].loss:
-                best = span, outcome
-                self._keep(*best)
+    def _starts(self, n: int, endpoints: Endpoints) -> None:
+        """Random starts, each as far as gates all but closed at these endpoints; the one that explains most is kept."""
+        best: tuple[Problem, ExactSpan, Outcome] | None = None
+        try:
+            for restart in range(self.problem.attack.restarts):
+                self._kept = None
+                self._from_start(n, endpoints, restart)
+                if best is None or self.outcome.loss < best[2].loss:
+                    best = self._kept
+        finally:
+            self._kept = best or self._kept
+
+    def _from_start(self, n: int, endpoints: Endpoints, restart: int) -> None:
+        problem = self.problem
+        one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
+        Z = random_start(problem.geometry, n, problem.r, stream(f"start {restart}", self._seed))
+        span, outcome = self._through("random start", _FALLING, one, Z.to(problem.device, problem.dtype))
+        self._keep(span, outcome)
+        self._tell(f"random start {restart + 1}, gates closing", outcome)
+        self._respawn(one)
+        if endpoints is Endpoints.BOTH:
+            self._descend_through("both endpoints", _BOTH, endpoints)
+        turns = problem.parity is Parity.LINEAR and not self._lifted
+        if turns:
+            self._turn(endpoints)
+        if endpoints is Endpoints.BOTH and self._respawn(endpoints) and turns:
+            self._turn(endpoints)
 
     def _descend_through(self, name: str, rungs: tuple[float, ...], endpoints: Endpoints) -> None:
         span, outcome = self._through(name, rungs, endpoints, self.Z)
         self._keep(span, outcome)
         self._tell(name, outcome)
 
-    def _respawn(self, endpoints: Endpoints) -> None:
-        """While points explain little, or are held loosely: drop some, put new ones where most is left, close again."""
+    def _respawn(self, endpoints: Endpoints) -> bool:
+        """While points explain little, or are held loosely: drop some, put new ones where most is left, close again.
+
+        Whether that led anywhere.
+        """
         generator = stream(f"respawn {len(self.stages)}", self._seed)
         failures, tried, iterations, seconds = 0, 0, 0, 0.0
+        began = self.outcome.loss
         while tried < self._options.rounds and failures < _PATIENCE:
             costs = self.span.costs(self.Z, self._jitter).nan_to_num(0.0).cpu()
             errors = expected_errors(self.span, self.problem.geometry, self.Z, self._jitter).cpu()
@@ -195,6 +208,7 @@ class AllLayerStages(Stages[ExactSpan]):
         if tried:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._tell(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
+        return self.outcome.loss < began
 
     def _turn(self, endpoints: Endpoints) -> None:
         """Turn points to the other side while the loss, once the others have moved too, falls by it.
@@ -202,27 +216,26 @@ class AllLayerStages(Stages[ExactSpan]):
         The gradients at x and −x differ by a linear part, which the other points can nearly make up for; a point on the
         wrong side is therefore held there, but turning it costs nothing.
         """
-        turned, iterations, seconds = 0, 0, 0.0
-        alone = False
-        while turned < len(self.Z):
+        turned, iterations, seconds, failures = 0, 0, 0.0, 0
+        while turned < len(self.Z) and failures < _PATIENCE:
             before = self.outcome.loss
             losses = torch.stack([self._turned_loss(i) for i in range(len(self.Z))])
-            wrong = (losses < _WRONG_SIDE * before).nonzero().flatten()
-            if alone or len(wrong) == 0:
-                wrong = losses.argmin().reshape(1)
-            if float(losses.min()) >= _DOUBTED_SIDE * before:
-                break
+            order = losses.argsort(stable=True)
+            wrong = order[losses[order] < _WRONG_SIDE * before]
+            # All that seem wrong at once; when one of them was right, or none seems quite wrong, the likeliest in turn.
+            if failures or len(wrong) == 0:
+                wrong = order[max(0, failures - 1) :][:1]
+                if float(losses[wrong]) >= _DOUBTED_SIDE * before:
+                    break
             Z = self.Z.clone()
             Z[wrong] = -Z[wrong]
             outcome = self._through("signs one by one", _BOTH, endpoints, Z)[1]
             iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
             if outcome.loss < _BETTER * before:
-                turned, alone = turned + len(wrong), False
+                turned, failures = turned + len(wrong), 0
                 self._keep(self.span, outcome)
-            elif len(wrong) > 1:  # one of them was right: the likeliest alone
-                alone = True
             else:
-                break
+                failures += 1
         if turned:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._tell(f"{turned} point{'s' if turned > 1 else ''} turned to the other side", ended)
