@@ -241,7 +241,7 @@ def jobs(options: argparse.Namespace) -> list[tuple[Row, Callable[[], Row]]]:
             key = {"part": "evaluation", "n": 100, "width": 1000, "c": c, "depth": depth, "at": at}
             made.append((key, lambda c=c, k=depth, at=at: evaluations(options.cifar, 100, 1000, k, c, at)))
     if options.part == "descent":
-        for width, starts in ((4000, 1), (4000, 15), (32_000, 1)):
+        for width, starts in ((4000, 1), (32_000, 1), (4000, 15)):
             key = {"part": "descent", "n": 100, "width": width, "c": 10, "depth": 2, "starts": starts}
             made.append((key, lambda width=width, starts=starts: descents(options.cifar, 100, width, starts)))
     if options.part == "narrow":

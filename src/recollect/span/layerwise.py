@@ -65,10 +65,10 @@ class Passed:
         """⟨∇f_k(x_i), V⟩."""
         return torch.einsum("nctb,ntb->nc", self.B, self.A @ V.T)
 
-    def combined(self, alpha: Float[Tensor, "n c"]) -> Float[Tensor, "b a"]:
-        """Σ_ik α_ik ∇f_k(x_i)."""
+    def without(self, V: Float[Tensor, "b a"], alpha: Float[Tensor, "n c"]) -> Float[Tensor, "b a"]:
+        """V − Σ_ik α_ik ∇f_k(x_i)."""
         D = torch.einsum("nc,nctb->ntb", alpha, self.B)
-        return D.flatten(0, 1).T @ self.A.flatten(0, 1)
+        return torch.addmm(V, D.flatten(0, 1).T, self.A.flatten(0, 1), alpha=-1)
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,7 @@ class LayerwiseSpan:
         F, mix, delta = len(traced), self._mix, self._delta
         K = _total(layer.gram(layer) for layer in layers)
         rows, c = K.shape[:2]
-        K = torch.einsum("ef,fakgbm,hg->eakhbm", mix, K.reshape(F, rows // F, c, F, rows // F, c), mix)
-        gram = Gram(K.reshape(rows * c, rows * c), jitter)
+        gram = Gram(self._mixed(K), jitter)
 
         mixed = self._coefficients(layers, gram, delta)
         R = self._without(layers, mixed, delta)
@@ -226,6 +225,14 @@ class LayerwiseSpan:
             R = self._without(layers, mixed, delta)
         shape = (F, rows // F, c)
         return ExplainedLayers(layers, gram, mixed.reshape(shape), (mix.T @ mixed).reshape(shape), R)
+
+    def _mixed(self, K: Float[Tensor, "fn c fn c"]) -> Float[Tensor, "fnc fnc"]:
+        """From the Gram of all ends to that of their mean and difference."""
+        rows, c = K.shape[:2]
+        F, mix = len(self._thetas), self._mix
+        if F > 1:
+            K = torch.einsum("ef,fakgbm,hg->eakhbm", mix, K.reshape(F, rows // F, c, F, rows // F, c), mix)
+        return K.reshape(rows * c, rows * c)
 
     def _coefficients(self, layers: list[Passed], gram: Gram, V: list[Tensor]) -> Float[Tensor, "f nc"]:
         """Of V's projection on the span, in mean and difference."""
@@ -236,7 +243,7 @@ class LayerwiseSpan:
     def _without(self, layers: list[Passed], mixed: Float[Tensor, "f nc"], V: list[Tensor]) -> list[Tensor]:
         """V less what these coefficients explain."""
         alpha = (self._mix.T @ mixed).reshape(len(layers[0].A), -1)
-        return [part - layer.combined(alpha) for layer, part in zip(layers, V, strict=True)]
+        return [layer.without(part, alpha) for layer, part in zip(layers, V, strict=True)]
 
     def _slope(
         self,
@@ -294,11 +301,9 @@ class LayerwiseSpan:
     ) -> tuple[Float[Tensor, "e n"], Float[Tensor, " e"]]:
         if not self._fixed:
             raise ValueError("only a lifted span has signs to find")
-        n, F, mix = len(Z), len(self._thetas), self._mix
+        n = len(Z)
         fixed = [_stack(ends) for ends in zip(*self._fixed, strict=True)]
-        K = _total(layer.gram(layer) for layer in fixed)
-        q, c = K.shape[0] // F, K.shape[1]
-        K = torch.einsum("ef,fakgbm,hg->eakhbm", mix, K.reshape(F, q, c, F, q, c), mix).reshape(F * q * c, -1)
+        K = self._mixed(_total(layer.gram(layer) for layer in fixed))
         # With a root of their Gram instead of the rows themselves the noise of all equations is alike.
         values, vectors = torch.linalg.eigh(K.double())
         T = values.clamp_min(0).sqrt()[:, None] * vectors.T
@@ -315,7 +320,7 @@ class LayerwiseSpan:
         parts = [tap.A] if tap.layer.weight in self._names else []
         if tap.layer.bias in self._names:
             parts.append(tap.A.new_ones(*tap.A.shape[:2], 1))
-        A, scale = torch.cat(parts, dim=2), self._scales[tap.layer]
+        A, scale = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2), self._scales[tap.layer]
         return A if scale == 1.0 else scale * A
 
     def _matrix(self, values: Theta, layer: Layer) -> Float[Tensor, "b a"]:
@@ -378,15 +383,14 @@ class LayerwiseSpan:
         ends = [
             self._network.bent(theta, Z, alpha[:n]) for theta, alpha in zip(self._thetas, explained.alpha, strict=True)
         ]
-        N = Z.new_zeros(n * r, n * r)
+        half = Z.new_zeros(n * r, n * r)  # what, with its transpose, makes MᵀM
         GM = Z.new_zeros(F, len(explained.layers[0].A) // F, c, n, r)
         for layer, passed in zip(self.layers, explained.layers, strict=True):
             at = [self._moved(bent, geometry, Z) for end in ends for bent in end if bent.layer == layer]
             for e, one in enumerate(at):
                 for other in at[:e]:
-                    block = _products(one, other)
-                    N += block + block.T
-                N += _products(one, one)
+                    _add_products(half, one, other)
+                _add_products(half, one, one, 0.5)
             A = passed.A[:, 0].reshape(F, -1, passed.A.shape[2])
             B = passed.B[:, :, 0].reshape(F, -1, c, passed.B.shape[3])
             for one in at:  # G at every end with the moves at each
@@ -397,8 +401,8 @@ class LayerwiseSpan:
                 if one.dD is not None:
                     GM += torch.einsum("fkcb,bnr->fkcnr", B, one.dD) * (A @ one.A.T)[:, :, None, :, None]
         GM = torch.einsum("ef,fnkmr->enkmr", self._mix, GM).reshape(-1, n * r)
-        V = explained.gram.whiten(GM).to(N.dtype)
-        return N.addmm_(V.T, V, alpha=-1)
+        V = explained.gram.whiten(GM).to(half.dtype)
+        return half.addmm_(V.T, V, alpha=-0.5).add_(half.T.clone())
 
     def _moved(self, bent: Bent, geometry: Geometry, Z: Tensor) -> Bent:
         """The bias joined, the scale applied, and only moves the geometry allows."""
@@ -416,24 +420,28 @@ _MIX = {1: [[1.0]], 2: [[0.5, 0.5], [1.0, -1.0]]}
 """From θf and θ0 to their mean and difference."""
 
 
-def _products(one: Bent, other: Bent) -> Float[Tensor, "nr nr"]:
-    """⟨∂_a(D_i A_iᵀ), ∂_b(D_j A_jᵀ)⟩ of one layer, at two ends or the same."""
+def _add_products(N: Float[Tensor, "nr nr"], one: Bent, other: Bent, factor: float = 1.0) -> None:
+    """N += factor ⟨∂_a(D_i A_iᵀ), ∂_b(D_j A_jᵀ)⟩ of one layer, at two ends or the same."""
     n, r = one.dA.shape[1:]
-    N = (one.dA.reshape(-1, n * r).T @ other.dA.reshape(-1, n * r)).reshape(n, r, n, r)
-    N *= (one.D @ other.D.T)[:, None, :, None]
+    blocks = N.view(n, r, n, r)
+
+    def add(P: Tensor, Q: Tensor) -> None:  # one pass over N, which is far larger than anything else
+        blocks.addcmul_(P, Q, value=factor)
+
+    def across(left: Tensor, right: Tensor) -> Tensor:
+        return (left.reshape(-1, n * r).T @ right.reshape(-1, n * r)).view(n, r, n, r)
+
+    add(across(one.dA, other.dA), (one.D @ other.D.T)[:, None, :, None])
     if one.dD is not None and other.dD is not None:
-        N += (one.dD.reshape(-1, n * r).T @ other.dD.reshape(-1, n * r)).reshape(n, r, n, r) * (one.A @ other.A.T)[
-            :, None, :, None
-        ]
-        N += (
-            torch.einsum("bnr,mb->nrm", one.dD, other.D)[..., None]
-            * torch.einsum("na,ams->nms", one.A, other.dA)[:, None]
+        add(across(one.dD, other.dD), (one.A @ other.A.T)[:, None, :, None])
+        add(
+            torch.einsum("bnr,mb->nrm", one.dD, other.D)[..., None],
+            torch.einsum("na,ams->nms", one.A, other.dA)[:, None],
         )
-        N += (
-            torch.einsum("nb,bms->nms", one.D, other.dD)[:, None]
-            * torch.einsum("anr,ma->nrm", one.dA, other.A)[..., None]
+        add(
+            torch.einsum("nb,bms->nms", one.D, other.dD)[:, None],
+            torch.einsum("anr,ma->nrm", one.dA, other.A)[..., None],
         )
-    return N.reshape(n * r, n * r)
 
 
 def _total(parts: Iterator[Tensor]) -> Tensor:
