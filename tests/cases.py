@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recollect.data import Dataset, synthetic
 from recollect.result import Saved
+from recollect.span import Endpoints
 from recollect.training import minimum_norm
 from recollect.victim import MLP, Victim, initial_theta, mlp, random_features
 
@@ -67,3 +69,11 @@ class Largest(TorchDispatchMode):
             if isinstance(value, torch.Tensor):
                 self.size = max(self.size, value.numel())
         return out
+
+
+def thetas(victim: Victim, endpoints: Endpoints) -> list[dict[str, Tensor]]:
+    """Where on the path of training gradients are taken, written out again."""
+    f, o = victim.theta_f, victim.theta_0
+    assert o is not None
+    middle = {name: 0.5 * f[name] + 0.5 * o[name] for name in f}
+    return {"final": [f], "initial": [o], "both": [f, o], "path": [f, o, middle]}[endpoints.value]  # type: ignore[list-item]

@@ -66,7 +66,7 @@ class Problem:
         if attack.dtype not in (None, torch.float64) and not gradient_descent:
             raise OptionError("expected --dtype float64 with --solver auto or lm, got float32; leave it out")
         dtype = attack.dtype or (torch.float32 if gradient_descent else torch.float64)
-        if attack.endpoints is Endpoints.BOTH and attack.parameters != "last":
+        if attack.endpoints is not None and attack.endpoints.several and attack.parameters != "last":
             # Mean and difference are taken of the Gram, where the difference is as small as its square.
             if attack.dtype is torch.float32:
                 raise OptionError(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recollect.span import DenseSpan, ImplicitSpan, LastLayerSpan, LayerwiseSpan, Span
+from recollect.span.gram import Gram
 from recollect.victim import Victim, mlp, random_features
 
 Make = Callable[[Victim, str], Span]
@@ -229,3 +230,13 @@ def test_a_singular_gram_is_nan_and_jitter_mends_it() -> None:
     two = torch.cat([x, x])
     mended = span.fit(two, jitter=torch.tensor(1e-8, dtype=F64))
     torch.testing.assert_close(mended.loss, span.fit(x).loss, rtol=1e-6, atol=1e-9)
+
+
+def test_a_row_of_zeros_changes_nothing() -> None:
+    A = torch.randn(4, 9, generator=generator(0), dtype=F64)
+    B, t = torch.cat([A[:2], torch.zeros(1, 9, dtype=F64), A[2:]]), torch.randn(9, 2, generator=generator(1), dtype=F64)
+    full, holed = Gram(A @ A.T).solve(A @ t), Gram(B @ B.T).solve(B @ t)
+    torch.testing.assert_close(holed[[0, 1, 3, 4]], full)
+    assert float(holed[2].abs().max()) == 0
+    stacked = Gram(torch.stack([B @ B.T, 4 * B @ B.T])).solve(torch.stack([B @ t, B @ t]))
+    torch.testing.assert_close(stacked, torch.stack([holed, holed / 4]))

@@ -104,7 +104,7 @@ def reconstruct(
     basis: Path | None = None,
     rank: CountOrAuto = "auto",
     parameters: str = "last",
-    endpoints: Literal["final", "initial", "both"] | None = None,
+    endpoints: Literal["final", "initial", "both", "path"] | None = None,
     gram: Literal["auto", "layerwise", "dense", "cg"] = "auto",
     norm: float | Literal["sqrt-d", "free"] | None = None,
     step: float | None = None,
@@ -144,7 +144,8 @@ def reconstruct(
     parameters
         last, all, or names of tensors or layers joined by commas.
     endpoints
-        Features after training (final), before it (initial) or both. Default: both for auto, final for the others.
+        Gradients after training (final), before it (initial), both, or both and halfway between (path). Default: both
+        for auto (path for all layers), final for the others.
     gram
         How gd solves for the coefficients: layerwise, dense, cg, or auto (layerwise where every layer has a rule).
     norm

@@ -33,6 +33,16 @@ class Endpoints(Enum):
     FINAL = "final"
     INITIAL = "initial"
     BOTH = "both"
+    PATH = "path"
+    """Both ends and the middle of the straight line between them."""
+
+    @property
+    def where(self) -> str:
+        return {"final": "θf", "initial": "θ0", "both": "θf and θ0", "path": "θf, θ0 and their middle"}[self.value]
+
+    @property
+    def several(self) -> bool:
+        return self in (Endpoints.BOTH, Endpoints.PATH)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from recollect.shapes import Float, Tensor
 class Gram:
     """K = GGᵀ, factored: with S = (diag K)^−½, LLᵀ = SKS + jitter·I, in float64.
 
-    Rows of very different lengths (features, and the little by which they moved) are thereby on one scale. Failure is
-    a value and not an exception, so that nothing waits for the device: where K is not positive definite all solutions
-    are NaN, and the loop undoes such a step and raises the jitter, on the device as well (`solve/loop.py`). Several
-    Grams may be stacked; each then has its own jitter and fails by itself.
+    Rows of very different lengths (features, and the little by which they moved) are thereby on one scale. A row of
+    zeros explains nothing; 1 on its diagonal keeps it out of the way. Failure is a value and not an exception, so that
+    nothing waits for the device: where K is not positive definite all solutions are NaN, and the loop undoes such a
+    step and raises the jitter, on the device as well (`solve/loop.py`). Several Grams may be stacked; each then has its
+    own jitter and fails by itself.
     """
 
     def __init__(self, K: Float[Tensor, "*s k k"], jitter: Float[Tensor, "*s"] | None = None) -> None:
@@ -21,6 +22,7 @@ class Gram:
         diagonal = K.diagonal(dim1=-2, dim2=-1)
         self._scale = torch.where(diagonal > 0, diagonal.rsqrt(), 1.0)[..., None]
         K = self._scale * K * self._scale.mT
+        K.diagonal(dim1=-2, dim2=-1).add_((diagonal <= 0).to(K.dtype))
         if jitter is not None:
             K.diagonal(dim1=-2, dim2=-1).add_(jitter[..., None])
         self._factor, info = torch.linalg.cholesky_ex(K)

@@ -66,8 +66,9 @@ class LastLayerSpan:
 
     @property
     def name(self) -> str:
-        what = {Endpoints.FINAL: "θf", Endpoints.INITIAL: "θ0", Endpoints.BOTH: "θf and θ0"}[self.endpoints]
-        return f"one Gram of the last layer's features at {what}{', signs lifted' if self.lifted else ''}"
+        return (
+            f"one Gram of the last layer's features at {self.endpoints.where}{', signs lifted' if self.lifted else ''}"
+        )
 
     @property
     def equations(self) -> int:

@@ -29,7 +29,7 @@ from recollect.shapes import Float, Tensor, Theta
 from recollect.span.base import Endpoints, Fit, Gains, Weights, cast, cost, gain
 from recollect.span.gram import Gram
 from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forms_dense
-from recollect.span.rows import ends
+from recollect.span.rows import NOT_LIFTED, ends
 from recollect.victim import MLP, Bent, Layer, Tap, Victim
 
 
@@ -129,6 +129,8 @@ class LayerwiseSpan:
         self._fixed: list[list[Passed]] = []
         """The layers of f_odd at the unit vectors, for each end."""
         if lifted:
+            if endpoints is Endpoints.PATH:
+                raise OptionError(NOT_LIFTED)
             if not (isinstance(self._network, MLP) and self._network.depth == 2):
                 raise OptionError("expected two layers for lifting, got another network; its signs need none")
             self._fixed = self._linear_parts(replace(self._network, parity=-1))
@@ -136,8 +138,7 @@ class LayerwiseSpan:
 
     @property
     def name(self) -> str:
-        what = {Endpoints.FINAL: "θf", Endpoints.INITIAL: "θ0", Endpoints.BOTH: "θf and θ0"}[self.endpoints]
-        return f"layerwise Gram at {what}"
+        return f"layerwise Gram at {self.endpoints.where}"
 
     @property
     def equations(self) -> int:
@@ -230,9 +231,14 @@ class LayerwiseSpan:
         """From the Gram of all ends to that of their mean and difference."""
         rows, c = K.shape[:2]
         F, mix = len(self._thetas), self._mix
-        if F > 1:
-            K = torch.einsum("ef,fakgbm,hg->eakhbm", mix, K.reshape(F, rows // F, c, F, rows // F, c), mix)
-        return K.reshape(rows * c, rows * c)
+        if F == 1:
+            return K.reshape(rows * c, rows * c)
+        K = torch.einsum("ef,fakgbm,hg->eakhbm", mix, K.reshape(F, rows // F, c, F, rows // F, c), mix)
+        K = K.reshape(rows * c, rows * c)
+        # Where nothing moved, or nothing bent, the difference of equal numbers is rounding: such rows are none.
+        lengths = K.diagonal().reshape(F, -1)
+        there = (lengths > _ROUNDING * lengths[:1]).reshape(-1).to(K.dtype)
+        return there[:, None] * K * there
 
     def _coefficients(self, layers: list[Passed], gram: Gram, V: list[Tensor]) -> Float[Tensor, "f nc"]:
         """Of V's projection on the span, in mean and difference."""
@@ -416,8 +422,13 @@ class LayerwiseSpan:
         return Bent(bent.layer, scale * A, scale * geometry.tangent(Z, dA), bent.D, dD)
 
 
-_MIX = {1: [[1.0]], 2: [[0.5, 0.5], [1.0, -1.0]]}
-"""From θf and θ0 to their mean and difference."""
+_ROUNDING = 1e-14
+_MIX = {
+    1: [[1.0]],
+    2: [[0.5, 0.5], [1.0, -1.0]],
+    3: [[1 / 3, 1 / 3, 1 / 3], [1.0, -1.0, 0.0], [-0.5, -0.5, 1.0]],
+}
+"""From θf, θ0 and their middle to the mean, the difference and the bend (`span/rows.py`)."""
 
 
 def _add_products(N: Float[Tensor, "nr nr"], one: Bent, other: Bent, factor: float = 1.0) -> None:

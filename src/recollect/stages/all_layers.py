@@ -10,8 +10,9 @@ random starts met in one minimum in small trials, and lowering τ step by step l
 3. Respawn: points that explain next to nothing are put where most is left to explain, and τ falls again.
 4. Both endpoints; points turned to the other side of the origin where that explains as much, since for two layers
    without bias the other side is a minimum of its own, and a false one; and respawn once more.
-5. Hard gates: the network as it is.
-6. The last layer alone, from there. Of all that was found, what is held most firmly is kept.
+5. The middle of the way as a third end: units that switched on the way are explained better.
+6. Hard gates: the network as it is.
+7. The last layer alone, from there. Of all that was found, what is held most firmly is kept.
 
 Nothing here knows the data.
 """
@@ -31,13 +32,14 @@ from recollect.solve import LevenbergMarquardt, Outcome, Status
 from recollect.solve.confidence import DOUBTFUL, expected_errors
 from recollect.solve.respawn import spawn
 from recollect.span import Endpoints, ExactSpan, LastLayerSpan, Parity
-from recollect.stages.base import Stages
+from recollect.stages.base import WRONG_SIDE, Stages
 from recollect.stages.last_layer import LastLayerStages
 from recollect.victim import MLP
 
 _FALLING = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.02)
 _AGAIN = (0.5, 0.12, 0.03, 0.02)
 _BOTH = (0.1, 0.05, 0.02)
+_BETWEEN = (0.1, 0.05, 0.02)
 _CLOSED = (0.01, 0.0)
 _SPARE, _SPARE_HIDDEN = 3.3, 1.5
 """From so many equations an unknown the last layer is tried first; from fewer where signs hide: it is good at those."""
@@ -46,7 +48,7 @@ _FIRM = 0.01
 _LITTLE = 0.2
 """A point that costs so much less than most explains nothing of its own."""
 _BETTER = 0.99
-_WRONG_SIDE, _DOUBTED_SIDE = 1.2, 2.0
+_DOUBTED_SIDE = 2.0
 """Turning a point on the right side multiplies the loss by 3 or more where all are; on the wrong side, by about 1."""
 _PATIENCE = 4
 _RUNG_STEPS, _RUNG_SETTLED = 30, 1e-3
@@ -54,7 +56,7 @@ _RUNG_STEPS, _RUNG_SETTLED = 30, 1e-3
 
 
 class AllLayerStages(Stages[ExactSpan]):
-    """Gates close at θf, respawn, both endpoints, respawn, hard gates, the last layer."""
+    """Gates close at θf, respawn, both endpoints, respawn, the way between, hard gates, the last layer."""
 
     _lifted = False
     """Whether points own their even parts alone: where signs could not be told from one another."""
@@ -69,11 +71,14 @@ class AllLayerStages(Stages[ExactSpan]):
         first, its_notes = self._kept, self.notes
         endpoints = self._endpoints(n)
         self._starts(n, endpoints)
+        if endpoints is Endpoints.BOTH and self._between(n):
+            self._descend_through("the way between", _BETWEEN, Endpoints.PATH)
+            endpoints = Endpoints.PATH
         self._descend_through("hard gates", _CLOSED, endpoints)
         if self._lifted:
             self._settle_signs(problem.layerwise(endpoints, balanced=True))
         if self.outcome.status is not Status.SIGNS:
-            self._last_layer_last(endpoints)
+            self._last_layer_last(Endpoints.BOTH if endpoints is Endpoints.PATH else endpoints)
         if problem.parity in (Parity.EVEN, Parity.ODD) or (hidden and not self._lifted):
             self._signs_open(problem.parity.value)
         if first is not None and self._rank(*first[1:]) < self._rank(self.span, self.outcome):
@@ -112,6 +117,8 @@ class AllLayerStages(Stages[ExactSpan]):
     def _endpoints(self, n: int) -> Endpoints:
         problem = self.problem
         endpoints = problem.attack.endpoints or (Endpoints.BOTH if problem.moving else Endpoints.FINAL)
+        if endpoints is Endpoints.PATH:
+            endpoints = Endpoints.BOTH
         if endpoints is Endpoints.BOTH and not problem.moving:
             self._note("training did not move the features: both endpoints are one")
             return Endpoints.FINAL
@@ -119,6 +126,12 @@ class AllLayerStages(Stages[ExactSpan]):
             self._note("too few equations for the coefficients of both endpoints: gradients at θf alone were used")
             return Endpoints.FINAL
         return endpoints
+
+    def _between(self, n: int) -> bool:
+        """Whether the middle of the way joins the ends."""
+        if self._lifted or self.problem.attack.endpoints is Endpoints.BOTH:
+            return False
+        return self._counts(n, self._span(Endpoints.PATH, 0.0))
 
     def _last_layer_first(self, n: int) -> bool:
         """Whether the stages of the last layer leave nothing to wish for."""
@@ -219,9 +232,9 @@ class AllLayerStages(Stages[ExactSpan]):
         turned, iterations, seconds, failures = 0, 0, 0.0, 0
         while turned < len(self.Z) and failures < _PATIENCE:
             before = self.outcome.loss
-            losses = torch.stack([self._turned_loss(i) for i in range(len(self.Z))])
+            losses = self._turned_losses()
             order = losses.argsort(stable=True)
-            wrong = order[losses[order] < _WRONG_SIDE * before]
+            wrong = order[losses[order] < WRONG_SIDE * before]
             # All that seem wrong at once; when one of them was right, or none seems quite wrong, the likeliest in turn.
             if failures or len(wrong) == 0:
                 wrong = order[max(0, failures - 1) :][:1]
@@ -239,11 +252,6 @@ class AllLayerStages(Stages[ExactSpan]):
         if turned:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._tell(f"{turned} point{'s' if turned > 1 else ''} turned to the other side", ended)
-
-    def _turned_loss(self, i: int) -> Float[Tensor, ""]:
-        Z = self.Z.clone()
-        Z[i] = -Z[i]
-        return self.span.fit(Z, gradient=False, jitter=self._jitter).loss
 
     def _round(self, endpoints: Endpoints, dropped: Int[Tensor, " m"], generator: torch.Generator) -> Outcome:
         stays = torch.ones(len(self.Z), dtype=torch.bool)

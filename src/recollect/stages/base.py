@@ -27,6 +27,9 @@ EXACT = 1e-20
 _AS_GOOD = 10.0
 """Without the free linear part the residual of the same points is a little larger; with a wrong sign, much."""
 
+WRONG_SIDE = 1.2
+"""Where turning a point multiplies the loss by less, it may be on the wrong side of the origin."""
+
 S = TypeVar("S", bound=ExactSpan)
 
 
@@ -138,6 +141,9 @@ class Stages(ABC, Generic[S]):
         lifted = self.span
         M, t = lifted.sign_system(self.Z, self._jitter)
         before = self.outcome
+        if not bool(torch.isfinite(M).all() & torch.isfinite(t).all()):
+            self._signs_open("the Gram of the points could not be solved")
+            return
 
         def explains(values: Tensor) -> bool:
             loss = plain.fit(values.to(before.Z)[:, None] * before.Z, gradient=False, jitter=self._jitter).loss
@@ -153,6 +159,17 @@ class Stages(ABC, Generic[S]):
         outcome = self._descend("signs settled", plain, signed)
         self._keep(plain, outcome)
         self._tell(signs.how, outcome)
+        if bool((self._turned_losses() < WRONG_SIDE * self.outcome.loss).any()):
+            self._signs_open("some points explain as much on the other side of the origin")
+
+    def _turned_losses(self) -> Float[Tensor, " n"]:
+        """The loss with each point in turn on the other side of the origin, all else as it is."""
+        losses = []
+        for i in range(len(self.Z)):
+            Z = self.Z.clone()
+            Z[i] = -Z[i]
+            losses.append(self.span.fit(Z, gradient=False, jitter=self._jitter).loss)
+        return torch.stack(losses)
 
     def _signs_open(self, why: str) -> None:
         if self.outcome.status in (Status.CONVERGED, Status.STATIONARY):
