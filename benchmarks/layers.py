@@ -6,6 +6,7 @@
     python benchmarks/layers.py --part growth     --cifar cifar10.npz --out results.jsonl
     python benchmarks/layers.py --part images     --cifar cifar10.npz --out results.jsonl    (convolutional, residual)
     python benchmarks/layers.py --table results.jsonl
+    python benchmarks/layers.py --figure growth.png --table results.jsonl     (needs matplotlib)
 
 Each result is one line of JSON; what is in the file already is not run again. The ways of `evaluation`, each an
 objective and its gradient: layerwise (ours), cg (the paper's: conjugate gradients on Jacobian products, to a relative
@@ -31,7 +32,7 @@ from typing import Any
 
 import torch
 
-from recollect import FullSpace, GradientDescent, Projection, RecollectWarning, Victim, evaluate, reconstruct
+from recollect import Endpoints, FullSpace, GradientDescent, Projection, RecollectWarning, Victim, evaluate, reconstruct
 from recollect.data import load_dataset
 from recollect.geometry import Sphere, random_start
 from recollect.seeds import stream
@@ -219,10 +220,19 @@ def attacked(victim: Victim, truth: torch.Tensor, attack: Projection, seed: int)
         "seconds": seconds,
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if DEVICE.type == "cuda" else None,
         "chance_span": score.chance["span"],
+        "left_at_data": left_at(victim, truth),
         "confidence": None if found.confidence is None else float(found.confidence.min()),
         "stages": [(s.name, s.loss, s.iterations, round(s.seconds, 3)) for s in found.stages],
         "notes": list(found.notes),
     }
+
+
+def left_at(victim: Victim, X: torch.Tensor) -> dict[str, float]:
+    """What the gradients at these points leave of the change of all layers, with one, two and three ends."""
+    ends = (Endpoints.FINAL, Endpoints.BOTH, Endpoints.PATH)
+    names, like = victim.select("all"), {"device": DEVICE, "dtype": torch.float64}
+    spans = [LayerwiseSpan(victim, names, endpoints=end, balanced=True, **like) for end in ends]
+    return {span.endpoints.value: float(span.fit(X.to(DEVICE).double(), gradient=False).loss) for span in spans}
 
 
 def jobs(options: argparse.Namespace) -> list[tuple[Row, Callable[[], Row]]]:
@@ -297,15 +307,42 @@ def table(path: Path) -> None:
             groups.setdefault((row["part"], what, row["n"], row["width"], row["machine"]), []).append(row)
     if groups:
         print("\n| part | network | n | width | machine | ρ signed: median (range) | ρ up to sign | ", end="")
-        print("median point | recovered | seconds | GB | guessing in the span | seeds |\n|" + "---|" * 13)
+        print("median point | recovered | seconds | GB | guessing in the span | ", end="")
+        print("left at the data: θf, both, path | seeds |\n|" + "---|" * 14)
     for key, found in groups.items():
         cells = [*map(str, key)]
         cells += [_spread([row[name] for row in found]) for name in ("rho", "rho_up_to_sign", "median_error")]
         cells.append(f"{statistics.median(row['recovered'] for row in found):.0%}")
         cells.append(_spread([row["seconds"] for row in found]))
         memory = [row["peak_gb"] for row in found if row["peak_gb"] is not None]
-        cells += [f"{max(memory):.2g}" if memory else "–", f"{found[0]['chance_span']:.2f}", str(len(found))]
+        cells += [f"{max(memory):.2g}" if memory else "–", f"{found[0]['chance_span']:.2f}"]
+        left = [row["left_at_data"] for row in found if "left_at_data" in row]
+        middle = [statistics.median(one[end] for one in left) for end in ("final", "both", "path")] if left else []
+        cells += [", ".join(f"{value:.2g}" for value in middle) or "–", str(len(found))]
         print("| " + " | ".join(cells) + " |")
+
+
+def figure(path: Path, rows: list[Row]) -> None:
+    """Seconds and memory against the number of points, with ρ beside each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = sorted((row for row in rows if row["part"] == "growth"), key=lambda row: row["n"])
+    shown, (left, right) = pyplot.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
+    n = [row["n"] for row in rows]
+    for axes, name, label in ((left, "seconds", "seconds"), (right, "peak_gb", "GPU memory at its peak, GB")):
+        axes.plot(n, [row[name] for row in rows], "D-", color="#1f6f8b")
+        axes.set(xscale="log", yscale="log", xlabel="n, width 20n", ylabel=label)
+        axes.set_xticks(n, map(str, n))
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    for row in rows:
+        left.annotate(f"ρ = {row['rho']:.3f}", (row["n"], row["seconds"]), (6, -12), textcoords="offset points")
+    left.margins(x=0.25, y=0.15)
+    shown.savefig(path, dpi=150)
 
 
 def _spread(values: list[float]) -> str:
@@ -322,10 +359,14 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"])
     parser.add_argument("--only", help="N:WIDTH, one size of the part")
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--figure", type=Path, help="the growth with n, from the rows of --table")
     options = parser.parse_args()
     warnings.simplefilter("ignore", RecollectWarning)
     if options.table:
-        table(options.table)
+        if options.figure:
+            figure(options.figure, [json.loads(line) for line in options.table.read_text().splitlines()])
+        else:
+            table(options.table)
         return
     if options.part is None or options.out is None or options.cifar is None:
         parser.error("--part, --cifar and --out are needed")

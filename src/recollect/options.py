@@ -56,10 +56,11 @@ class Projection:
     """The paper's attack: minimise ‖P⊥_G Δθ‖²/‖Δθ‖².
 
     `parameters`: `last`, `all`, or names joined by commas. `norm`: a radius, `"free"`, or None for the default: √d
-    where the network is positively homogeneous and hides norms, free where it is not. `endpoints`: where features are
-    taken; None: both ends for `Auto` where features moved, θf otherwise. `gram`: how gradient descent solves for α:
-    `layerwise`, `dense`, `cg`, or `auto` (one Gram of features for the last layer, `layerwise` for more, `cg` where
-    some layer has no rule). `dtype` None: float32 for gradient descent, float64 for everything else.
+    where the network is positively homogeneous and hides norms, free where it is not. `endpoints`: where gradients are
+    taken; None: for `Auto` both ends where features moved, and halfway too for all layers; θf otherwise. `gram`: how
+    gradient descent solves for α: `layerwise`, `dense`, `cg`, or `auto` (one Gram of features for the last layer,
+    `layerwise` for more, `cg` where some layer has no rule). `dtype` None: float32 for gradient descent, float64 for
+    everything else.
     """
 
     space: FullSpace | Subspace | Basis = Subspace()

@@ -70,7 +70,7 @@ class Problem:
             # Mean and difference are taken of the Gram, where the difference is as small as its square.
             if attack.dtype is torch.float32:
                 raise OptionError(
-                    "expected --dtype float64 for both endpoints of all layers, got float32; leave it out"
+                    "expected --dtype float64 for several endpoints of all layers, got float32; leave it out"
                 )
             dtype = torch.float64
         return cls(victim, restricted, U, found, _geometry(victim, attack.norm), attack, device, dtype)
@@ -177,14 +177,15 @@ class Problem:
         warnings.warn(doubt, RecollectWarning, stacklevel=3)
         return (doubt,)
 
-    def fingerprint(self, n: int | None, seed: int) -> str:
+    def fingerprint(self, n: int | None, seed: int, at_once: int = 1) -> str:
         """A name for this very computation. A single start of one solver may be resumed with more iterations."""
         attack, solver = self.attack, self.attack.solver
         if attack.restarts == 1 and isinstance(solver, GradientDescent):
             solver = replace(solver, iterations=1)
         options = replace(attack, space=FullSpace(), solver=solver)
         facts = (
-            f"{_ALGORITHM} {self.victim.network.identity} {options} {n} {seed} {self.device.type} {torch.__version__}"
+            f"{_ALGORITHM} {self.victim.network.identity} {options} {n} {seed} {at_once} {self.device.type} "
+            f"{torch.__version__}"
         )
         content = hashlib.sha256(facts.encode())
         tensors = [*(self.victim.theta_0 or {}).items(), *self.victim.theta_f.items()]

@@ -27,7 +27,7 @@ from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status
 from recollect.solve.confidence import confidence
 from recollect.span import Endpoints, ExactSpan, LastLayerSpan, LayerwiseSpan, Span
 from recollect.stages import AllLayerStages, LastLayerStages
-from recollect.victim import Victim
+from recollect.victim import MLP, Victim
 
 
 def reconstruct(
@@ -58,14 +58,15 @@ def reconstruct(
     doubts = () if n is None else problem.check(n)
     if isinstance(solver, GradientDescent) and solver.step_size is None:
         solver = replace(solver, step_size=paper_step(victim.d))
-    fingerprint = problem.fingerprint(n, seed) if checkpoint else ""
     span: Span
     judge: Span  # what is reported of all layers is of the network as it is, whatever led to the points
-    total = None
+    total, at_once = None, 1
     if not isinstance(solver, Auto):
         assert n is not None
         span = judge = problem.span(n, attack.endpoints or Endpoints.FINAL)
-        total = math.ceil(attack.restarts / _at_once(problem, solver, span, n)) * solver.iterations
+        at_once = min(attack.restarts, _at_once(problem, solver, span, n))
+        total = math.ceil(attack.restarts / at_once) * solver.iterations
+    fingerprint = problem.fingerprint(n, seed, at_once) if checkpoint else ""
     with Search(problem.device, progress, checkpoint, fingerprint, total) as search:
         if isinstance(solver, Auto):
             stages_of = LastLayerStages if attack.parameters == "last" else AllLayerStages
@@ -76,19 +77,25 @@ def reconstruct(
             judge = span if attack.parameters == "last" else problem.layerwise(found.span.endpoints)
         else:
             assert n is not None
-            best, stages = _restarts(problem, solver, span, n, search, seed)
+            best, stages = _restarts(problem, solver, span, n, at_once, search, seed)
     step = solver.step_size if isinstance(solver, GradientDescent) else None
     exact = not isinstance(solver, GradientDescent)
     return _result(problem, span, judge, best, stages, doubts, step, search.resumed_at, exact)
 
 
 def _restarts(
-    problem: Problem, solver: GradientDescent | LevenbergMarquardt, span: Span, n: int, search: Search, seed: int
+    problem: Problem,
+    solver: GradientDescent | LevenbergMarquardt,
+    span: Span,
+    n: int,
+    at_once: int,
+    search: Search,
+    seed: int,
 ) -> tuple[Outcome, tuple[Stage, ...]]:
     """One solver from several random starts, as many at once as memory allows; the best of all is kept."""
     best: Outcome | None = None
     stages: tuple[Stage, ...] = ()
-    starts, at_once = range(problem.attack.restarts), _at_once(problem, solver, span, n)
+    starts = range(problem.attack.restarts)
     for some in (starts[k : k + at_once] for k in starts[::at_once]):
         Z = torch.stack(
             [random_start(problem.geometry, n, problem.r, stream(f"start {restart}", seed)) for restart in some]
@@ -116,6 +123,8 @@ def _restarts(
 def _at_once(problem: Problem, solver: GradientDescent | LevenbergMarquardt, span: Span, n: int) -> int:
     """How many starts share their matrix products."""
     if not (isinstance(solver, GradientDescent) and isinstance(span, LastLayerSpan)):
+        return 1
+    if not isinstance(problem.restricted.network, MLP):  # what a module holds on the way is its own business
         return 1
     return max(1, total_memory(problem.device) // 4 // span.fit_bytes(n))
 

@@ -12,6 +12,7 @@ the best of them is what the run found.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -226,12 +227,14 @@ def captured(advance: Advance, run: Run) -> tuple[Advance, Run]:
     """
     fixed = Run.of({name: tensor.clone() for name, tensor in run.tensors().items()})
     chosen = torch.backends.cuda.preferred_linalg_library()
-    # MAGMA, which solves stacks by default, cannot be captured.
-    torch.backends.cuda.preferred_linalg_library("cusolver")
-    try:
-        return _recorded(advance, run, fixed), fixed
-    finally:
-        torch.backends.cuda.preferred_linalg_library(chosen)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that to choose is experimental
+        # MAGMA, which solves stacks by default, cannot be captured.
+        torch.backends.cuda.preferred_linalg_library("cusolver")
+        try:
+            return _recorded(advance, run, fixed), fixed
+        finally:
+            torch.backends.cuda.preferred_linalg_library(chosen)
 
 
 def _recorded(advance: Advance, run: Run, fixed: Run) -> Advance:

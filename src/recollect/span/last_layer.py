@@ -122,8 +122,8 @@ class LastLayerSpan:
 
     def fit_bytes(self, n: int) -> int:
         """About what a fit of n points holds at once: the features, what they came from and their gradients."""
-        widest = max(tensor.shape[0] for tensor in self._weights.theta_f.values() if tensor.dim() > 0)
-        return 6 * self.rows.families * n * max(widest, self.delta.shape[1]) * self.delta.dtype.itemsize
+        units = sum(tensor.shape[0] for tensor in self._weights.theta_f.values() if tensor.dim() > 1)
+        return 6 * self.rows.families * n * (units + self.rows.inputs) * self.delta.dtype.itemsize
 
     def costs(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None) -> Float[Tensor, " n"]:
         explained, n = self.explain(Z, jitter), len(Z)

@@ -7,7 +7,7 @@ what comes back to it. Hence ⟨∇f_k(x_i), ∇f_m(x_j)⟩ = Σ_l (A_i·A_j)(B_
 
 A layer with many positions (a convolution) has Σ_t B_ikt A_itᵀ instead, which is small enough to form. With both
 endpoints each point has its gradients at θf and at θ0; as for the last layer (`span/rows.py`) the solve is in their
-mean and difference, since the two are nearly parallel.
+mean and difference, since the two are nearly parallel. With three, the gradients halfway less that mean join them.
 
 **Lifting** as there, for two layers without bias whose activation has a linear odd part: f = f_even + f_odd, where
 f_odd is linear in x and so are its gradients. The points own the gradients of f_even, which do not mind signs; those
@@ -29,7 +29,7 @@ from recollect.shapes import Float, Tensor, Theta
 from recollect.span.base import Endpoints, Fit, Gains, Weights, cast, cost, gain
 from recollect.span.gram import Gram
 from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forms_dense
-from recollect.span.rows import NOT_LIFTED, ends
+from recollect.span.rows import ends
 from recollect.victim import MLP, Bent, Layer, Tap, Victim
 
 
@@ -76,7 +76,7 @@ class ExplainedLayers:
     """Δθ = Σ_e Σ_ik α_ik ∇f_k(x_i; θ_e) + R, R orthogonal to all those gradients; layer by layer."""
 
     layers: list[Passed]
-    """Points at θf, then the same at θ0."""
+    """Points at θf, then the same at θ0, then halfway."""
     gram: Gram
     mixed: Float[Tensor, "f n c"]
     alpha: Float[Tensor, "f n c"]
@@ -130,7 +130,10 @@ class LayerwiseSpan:
         """The layers of f_odd at the unit vectors, for each end."""
         if lifted:
             if endpoints is Endpoints.PATH:
-                raise OptionError(NOT_LIFTED)
+                raise OptionError(
+                    "expected one or both endpoints for lifting, got path: the linear part of the middle is the mean "
+                    "of the others'"
+                )
             if not (isinstance(self._network, MLP) and self._network.depth == 2):
                 raise OptionError("expected two layers for lifting, got another network; its signs need none")
             self._fixed = self._linear_parts(replace(self._network, parity=-1))
@@ -428,7 +431,7 @@ _MIX = {
     2: [[0.5, 0.5], [1.0, -1.0]],
     3: [[1 / 3, 1 / 3, 1 / 3], [1.0, -1.0, 0.0], [-0.5, -0.5, 1.0]],
 }
-"""From θf, θ0 and their middle to the mean, the difference and the bend (`span/rows.py`)."""
+"""From θf, θ0 and their middle to the mean, the difference and the bend."""
 
 
 def _add_products(N: Float[Tensor, "nr nr"], one: Bent, other: Bent, factor: float = 1.0) -> None:

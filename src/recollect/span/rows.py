@@ -1,4 +1,4 @@
-"""h(x; θf), h(x; θ0), or both and one between: the rows that each point adds to the span of the last layer.
+"""h(x; θf), h(x; θ0), or both: the rows that each point adds to the span of the last layer.
 
 Features move while a network trains, so ΔW_L is an average along the path and no combination of features at θf alone.
 Both ends of the path explain it a thousand times better:
@@ -6,8 +6,7 @@ Both ends of the path explain it a thousand times better:
     ΔW_L ≈ Σ_i α_i h(x_i; θf)ᵀ + β_i h(x_i; θ0)ᵀ.
 
 The two are nearly parallel. Their mean and their difference span the same and are not, so those are the rows:
-family 1 is (h_f + h_0)/2 with coefficient α + β, family 2 is h_f − h_0 with coefficient (α − β)/2. A third end, the
-middle of the line between them, adds how far its features are from the mean; all layers gain by it, the last does not.
+family 1 is (h_f + h_0)/2 with coefficient α + β, family 2 is h_f − h_0 with coefficient (α − β)/2.
 
 **Lifting.** Where the odd part of h is linear in x, as it is for two layers of ReLU without bias,
 relu(t) = |t|/2 + t/2, flipping x_i changes nothing but the linear part Σ_i α_i ½W_1 x_i. The lifted rows are the even
@@ -26,10 +25,6 @@ from recollect.shapes import Float, Tensor, Theta
 from recollect.span.base import Endpoints, cast
 from recollect.victim import Network, Victim
 
-NOT_LIFTED = (
-    "expected one or both endpoints for lifting, got three: the linear part of the middle is the mean of the others'"
-)
-
 
 class Parity(Enum):
     """What h(−x) tells about h(x)."""
@@ -41,7 +36,7 @@ class Parity(Enum):
 
 
 class Rows:
-    """T_k(z_i), k = 1 … K: the rows a point owns, K = 1 to 3; and the rows that belong to no point."""
+    """T_k(z_i), k = 1 … K: the rows a point owns, K = 1 or 2; and the rows that belong to no point."""
 
     def __init__(
         self, victim: Victim, endpoints: Endpoints, *, lifted: bool, device: torch.device, dtype: torch.dtype
@@ -53,11 +48,13 @@ class Rows:
                 "expected a network whose features have a linear odd part (two layers of ReLU, no biases), got "
                 "another; its signs need no lifting"
             )
-        if lifted and endpoints is Endpoints.PATH:
-            raise OptionError(NOT_LIFTED)
+        if endpoints is Endpoints.PATH:
+            raise OptionError(
+                "expected final, initial or both endpoints for the last layer, got path; it gains nothing"
+            )
         self._network, self._thetas, self._lifted = network, thetas, lifted
         self._bias = network.last.bias is not None
-        self.families = len(thetas)
+        self.families, self.inputs = len(thetas), network.d
         self.fixed = self._linear_parts(device, dtype) if lifted else None
 
     def __call__(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "k n p"]:
@@ -73,10 +70,7 @@ class Rows:
     def _mixed(self, rows: Tensor) -> Tensor:
         if self.families == 1:
             return rows
-        parts = [rows.mean(0), rows[0] - rows[1]]
-        if self.families == 3:
-            parts.append(rows[2] - (rows[0] + rows[1]) / 2)
-        return torch.stack(parts)
+        return torch.stack([(rows[0] + rows[1]) / 2, rows[0] - rows[1]])
 
     def _features(self, theta: Theta, Z: Tensor) -> Tensor:
         H = self._network.features(theta, Z)
@@ -139,5 +133,7 @@ def ends(victim: Victim, endpoints: Endpoints) -> list[Theta]:
     both: list[Theta] = [victim.theta_f, victim.theta_0]
     if endpoints is Endpoints.BOTH:
         return both
-    middle = {name: (f + both[1][name]) / 2 if f.is_floating_point() else f for name, f in both[0].items()}
+    middle = {
+        name: (f.double() + both[1][name].double()) / 2 if f.is_floating_point() else f for name, f in both[0].items()
+    }
     return [*both, middle]

@@ -25,14 +25,13 @@ from dataclasses import replace
 import torch
 
 from recollect.geometry import random_start
-from recollect.problem import Problem
 from recollect.seeds import stream
 from recollect.shapes import Float, Int, Tensor
 from recollect.solve import LevenbergMarquardt, Outcome, Status
 from recollect.solve.confidence import DOUBTFUL, expected_errors
 from recollect.solve.respawn import spawn
 from recollect.span import Endpoints, ExactSpan, LastLayerSpan, Parity
-from recollect.stages.base import WRONG_SIDE, Stages
+from recollect.stages.base import WRONG_SIDE, Interrupted, Stages
 from recollect.stages.last_layer import LastLayerStages
 from recollect.victim import MLP
 
@@ -72,8 +71,11 @@ class AllLayerStages(Stages[ExactSpan]):
         endpoints = self._endpoints(n)
         self._starts(n, endpoints)
         if endpoints is Endpoints.BOTH and self._between(n):
-            self._descend_through("the way between", _BETWEEN, Endpoints.PATH)
-            endpoints = Endpoints.PATH
+            span, outcome = self._through("the way between", _BETWEEN, Endpoints.PATH, self.Z)
+            if math.isfinite(outcome.loss):
+                endpoints = Endpoints.PATH
+                self._keep(span, outcome)
+                self._tell("the way between", outcome)
         self._descend_through("hard gates", _CLOSED, endpoints)
         if self._lifted:
             self._settle_signs(problem.layerwise(endpoints, balanced=True))
@@ -135,7 +137,10 @@ class AllLayerStages(Stages[ExactSpan]):
 
     def _last_layer_first(self, n: int) -> bool:
         """Whether the stages of the last layer leave nothing to wish for."""
-        attack = replace(self.problem.attack, parameters="last")
+        ends = self.problem.attack.endpoints
+        attack = replace(
+            self.problem.attack, parameters="last", endpoints=Endpoints.BOTH if ends is Endpoints.PATH else ends
+        )
         stages = LastLayerStages(replace(self.problem, attack=attack), self._search, self._options, self._seed)
         try:
             stages._all(n)
@@ -166,15 +171,17 @@ class AllLayerStages(Stages[ExactSpan]):
 
     def _starts(self, n: int, endpoints: Endpoints) -> None:
         """Random starts, each as far as gates all but closed at these endpoints; the one that explains most is kept."""
-        best: tuple[Problem, ExactSpan, Outcome] | None = None
+        before, best = self._kept, None
         try:
             for restart in range(self.problem.attack.restarts):
                 self._kept = None
                 self._from_start(n, endpoints, restart)
                 if best is None or self.outcome.loss < best[2].loss:
                     best = self._kept
-        finally:
-            self._kept = best or self._kept
+        except (Interrupted, KeyboardInterrupt):  # what was found before counts for more than a start half done
+            self._kept = best or before or self._kept
+            raise
+        self._kept = best
 
     def _from_start(self, n: int, endpoints: Endpoints, restart: int) -> None:
         problem = self.problem
@@ -229,29 +236,29 @@ class AllLayerStages(Stages[ExactSpan]):
         The gradients at x and −x differ by a linear part, which the other points can nearly make up for; a point on the
         wrong side is therefore held there, but turning it costs nothing.
         """
-        turned, iterations, seconds, failures = 0, 0, 0.0, 0
-        while turned < len(self.Z) and failures < _PATIENCE:
-            before = self.outcome.loss
-            losses = self._turned_losses()
-            order = losses.argsort(stable=True)
-            wrong = order[losses[order] < WRONG_SIDE * before]
-            # All that seem wrong at once; when one of them was right, or none seems quite wrong, the likeliest in turn.
-            if failures or len(wrong) == 0:
-                wrong = order[max(0, failures - 1) :][:1]
-                if float(losses[wrong]) >= _DOUBTED_SIDE * before:
+        turned, iterations, seconds, fell = 0, 0, 0.0, True
+        while fell and turned < len(self.Z):
+            before, fell = self.outcome.loss, False
+            for some in self._doubted(before)[:_PATIENCE]:
+                Z = self.Z.clone()
+                Z[some] = -Z[some]
+                outcome = self._through("signs one by one", _BOTH, endpoints, Z)[1]
+                iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
+                if outcome.loss < _BETTER * before:
+                    turned, fell = turned + len(some), True
+                    self._keep(self.span, outcome)
                     break
-            Z = self.Z.clone()
-            Z[wrong] = -Z[wrong]
-            outcome = self._through("signs one by one", _BOTH, endpoints, Z)[1]
-            iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
-            if outcome.loss < _BETTER * before:
-                turned, failures = turned + len(wrong), 0
-                self._keep(self.span, outcome)
-            else:
-                failures += 1
         if turned:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._tell(f"{turned} point{'s' if turned > 1 else ''} turned to the other side", ended)
+
+    def _doubted(self, loss: float) -> list[Int[Tensor, " m"]]:
+        """Points that may be on the wrong side: all that seem to be together, then the likeliest one by one."""
+        losses = self._turned_losses().nan_to_num(torch.inf)
+        order = losses.argsort(stable=True)
+        wrong = order[losses[order] < WRONG_SIDE * loss]
+        alone = [i[None] for i in order[losses[order] < _DOUBTED_SIDE * loss]]
+        return [wrong, *alone] if len(wrong) > 1 else alone
 
     def _round(self, endpoints: Endpoints, dropped: Int[Tensor, " m"], generator: torch.Generator) -> Outcome:
         stays = torch.ones(len(self.Z), dtype=torch.bool)

@@ -52,8 +52,6 @@ class LastLayerStages(Stages[LastLayerSpan]):
         problem, attack = self.problem, self.problem.attack
         parity, moving = problem.parity, problem.moving
         endpoints = attack.endpoints or (Endpoints.BOTH if moving else Endpoints.FINAL)
-        if endpoints is Endpoints.PATH:
-            endpoints = Endpoints.BOTH  # a third end explains no more of the last layer
         if endpoints is Endpoints.BOTH and not moving:
             endpoints = Endpoints.FINAL
             self._note("training did not move the features: both endpoints are one")

@@ -51,6 +51,7 @@ class ModuleNetwork:
         self._names = {name for name, _ in tensors}  # each once: tied tensors have several names in a state dict
         self._last_name = last_name
         self._U: Tensor | None = None
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self.input_shape = tuple(input_shape)
         self.last = _names(last_name, last)
         self.c = last.out_features
@@ -133,14 +134,23 @@ class ModuleNetwork:
 
     def restrict(self, U: Float[Tensor, "d r"]) -> ModuleNetwork:
         restricted = copy.copy(self)
-        restricted._U = U if self._U is None else self._U.to(U) @ U
+        restricted._U, restricted._copies = U if self._U is None else self._U.to(U) @ U, {}
         return restricted
 
     def restrict_theta(self, theta: Theta, U: Float[Tensor, "d r"]) -> dict[str, Tensor]:
         return dict(theta)
 
+    def _basis(self, X: Tensor) -> Tensor:
+        """U where X is: copied once, since nothing may be copied from the host inside a CUDA graph."""
+        assert self._U is not None
+        if (self._U.device, self._U.dtype) == (X.device, X.dtype):
+            return self._U
+        if (X.device, X.dtype) not in self._copies:
+            self._copies[X.device, X.dtype] = self._U.to(X)
+        return self._copies[X.device, X.dtype]
+
     def _lift(self, X: Tensor) -> Tensor:
-        full = X if self._U is None else X @ self._U.to(X).T
+        full = X if self._U is None else X @ self._basis(X).T
         return full.reshape(-1, *self.input_shape)
 
     def _entering(self, layer: str, theta: Theta, X: Tensor) -> Tensor:
