@@ -192,6 +192,19 @@ def test_interrupted_and_resumed(
     assert [stage.loss for stage in resumed.stages] == [stage.loss for stage in straight.stages]
 
 
+def test_a_run_of_other_groups_of_starts_is_not_gone_on_from(
+    trained: tuple[Victim, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, _ = trained
+    attack, memory = Projection(solver=GradientDescent(iterations=20), restarts=3), Memory()
+    memory_for(1, monkeypatch)
+    reconstruct(victim, 5, attack, checkpoint=memory)
+    memory_for(3, monkeypatch)
+    again = reconstruct(victim, 5, attack, checkpoint=memory)
+    assert again.resumed_at == 0
+    assert torch.equal(again.inputs, reconstruct(victim, 5, attack).inputs)
+
+
 def test_counting() -> None:
     victim = small_mlp(width=30, c=2, d=5)
     with pytest.raises(VictimError, match=r"31 points × 2 outputs = 62"):
