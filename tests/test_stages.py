@@ -87,7 +87,7 @@ def test_one_endpoint_is_less_exact_than_both(trained: tuple[Victim, Dataset]) -
     victim, data = trained
     scores = {
         endpoints: evaluate(reconstruct(victim, 10, Projection(endpoints=endpoints)), data.inputs).rho_up_to_sign
-        for endpoints in Endpoints
+        for endpoints in (Endpoints.FINAL, Endpoints.INITIAL, Endpoints.BOTH)
     }
     assert scores[Endpoints.BOTH] < 0.2 * min(scores[Endpoints.FINAL], scores[Endpoints.INITIAL])
 

@@ -271,5 +271,5 @@ def test_features_that_did_not_move_have_one_end() -> None:
 
 
 def test_the_last_layer_has_no_third_end() -> None:
-    with pytest.raises(OptionError, match="gains nothing"):
+    with pytest.raises(OptionError, match="use both"):
         LastLayerSpan(perturbed(mlp(3, 20, 2), 0), device=CPU, dtype=F64, endpoints=Endpoints.PATH)

@@ -49,9 +49,7 @@ class Rows:
                 "another; its signs need no lifting"
             )
         if endpoints is Endpoints.PATH:
-            raise OptionError(
-                "expected final, initial or both endpoints for the last layer, got path; it gains nothing"
-            )
+            raise OptionError("expected final, initial or both endpoints for the last layer, got path; use both")
         self._network, self._thetas, self._lifted = network, thetas, lifted
         self._bias = network.last.bias is not None
         self.families, self.inputs = len(thetas), network.d
