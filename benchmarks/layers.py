@@ -42,6 +42,8 @@ from recollect.training import train
 from recollect.victim import ModuleNetwork, initial_theta, mlp
 from recollect.victim.architectures import convolutional, residual
 
+_RATIOS = (110, 20)
+"""Width over n of `growth`: the last layer has equations to spare; it has too few, from n = 100 on."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Row = dict[str, Any]
 
@@ -262,8 +264,9 @@ def jobs(options: argparse.Namespace) -> list[tuple[Row, Callable[[], Row]]]:
             for seed in range(options.seeds):
                 on_cifar("narrow", 10, width, depth, seed)
     if options.part == "growth":
-        for n, width in ((10, 200), (30, 600), (100, 2000), (300, 6000)):
-            on_cifar("growth", n, width, 2, 0)
+        for ratio in _RATIOS:
+            for n in (10, 30, 100, 300):
+                on_cifar("growth", n, ratio * n, 2, 0)
     if options.part == "images":
         for kind, width in (("convolutional", 32), ("residual", 32)):
 
@@ -330,18 +333,25 @@ def figure(path: Path, rows: list[Row]) -> None:
     from matplotlib import pyplot
 
     rows = sorted((row for row in rows if row["part"] == "growth"), key=lambda row: row["n"])
-    shown, (left, right) = pyplot.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
-    n = [row["n"] for row in rows]
+    shown, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    ticks = sorted({row["n"] for row in rows})
     for axes, name, label in ((left, "seconds", "seconds"), (right, "peak_gb", "GPU memory at its peak, GB")):
-        axes.plot(n, [row[name] for row in rows], "D-", color="#1f6f8b")
-        axes.set(xscale="log", yscale="log", xlabel="n, width 20n", ylabel=label)
-        axes.set_xticks(n, map(str, n))
+        for ratio, mark, colour in zip(_RATIOS, "Ds", ("#1f6f8b", "#c1531b"), strict=True):
+            line = [row for row in rows if row["width"] == ratio * row["n"]]
+            x, y = [row["n"] for row in line], [row[name] for row in line]
+            axes.plot(x, y, f"{mark}-", color=colour, label=f"width {ratio}n")
+            if axes is left:
+                for row, one in zip(line, y, strict=True):
+                    below = ratio == min(_RATIOS)
+                    place = {"textcoords": "offset points", "xytext": (4, -14 if below else 8), "color": colour}
+                    axes.annotate(f"ρ {row['rho']:.2g}", (row["n"], one), fontsize=8, **place)
+        axes.set(xscale="log", yscale="log", xlabel="images n", ylabel=label)
+        axes.set_xticks(ticks, map(str, ticks))
         axes.minorticks_off()
         axes.grid(alpha=0.3)
+        axes.margins(x=0.15, y=0.15)
         axes.spines[["top", "right"]].set_visible(False)
-    for row in rows:
-        left.annotate(f"ρ = {row['rho']:.3f}", (row["n"], row["seconds"]), (6, -12), textcoords="offset points")
-    left.margins(x=0.25, y=0.15)
+    left.legend(frameon=False)
     shown.savefig(path, dpi=150)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -118,3 +119,22 @@ def test_too_narrow_random_features_say_so() -> None:
     theta_0 = initial_theta(network, init="fan-in", generator=generator(0), dtype=F64)
     with pytest.raises(TrainingDidNotConverge, match="--width"):
         minimum_norm(network, theta_0, data.inputs, data.targets)
+
+
+@given(n=st.integers(1, 4), depth=st.integers(2, 3), bias=st.booleans(), frozen=st.booleans())
+def test_training_in_the_span_of_the_inputs_is_training(n: int, depth: int, bias: bool, frozen: bool) -> None:
+    network = mlp(9, 7, 2, depth=depth, bias=bias, activation="tanh")
+    network = replace(network, frozen=frozenset({"layers.0.weight"} if frozen else ()))
+    theta_0 = initial_theta(network, init="fan-in", generator=generator(n), dtype=F64)
+    X, Y = (torch.randn(n, k, generator=generator(n), dtype=F64) for k in (9, 2))
+    done = train(network, theta_0, X, Y, tolerance=0.5, optimiser=FullBatchDescent(learning_rate=0.05))
+    theta = {name: value.clone().requires_grad_() for name, value in theta_0.items()}
+    for _ in range(done.steps):
+        value = SquaredError().value(network(theta, X), Y)
+        slopes = torch.autograd.grad(value, [theta[name] for name in network.trained])
+        with torch.no_grad():
+            for name, slope in zip(network.trained, slopes, strict=True):
+                theta[name] -= 0.05 * slope
+    torch.testing.assert_close(done.victim.theta_f, {name: value.detach() for name, value in theta.items()})
+    if frozen:
+        assert torch.equal(done.victim.theta_f["layers.0.weight"], theta_0["layers.0.weight"])

@@ -4,6 +4,10 @@
 
 Near interpolation the loss Hessian is s·GᵀG, with s = 1 for the sum and 2/(nc) for the mean. It shares its largest
 eigenvalue with s·GGᵀ, the tangent kernel, and gradient descent is stable below the step 2/λmax.
+
+Every update of W_1 is made of the inputs, W_1 = W_1⁰ + C Uᵀ with U a basis of their span, and W_1 x = (W_1 U)(Uᵀx): n
+points in d ≫ n dimensions are therefore trained on as n points in n dimensions, at n/d of the price, and C Uᵀ is added
+to W_1⁰ at the end. Not so in float32, where the rounding of every step, which leaves the span, is part of the victim.
 """
 
 from __future__ import annotations
@@ -87,6 +91,9 @@ def train(
     started = time.perf_counter()
     X, Y = X.to(next(iter(theta_0.values()))), Y.to(next(iter(theta_0.values())))
     n, c = Y.shape
+    whole, start, U = network, theta_0, _span_of(network, X)
+    if U is not None:
+        network, theta_0, X = network.restrict(U), network.restrict_theta(theta_0, U), X @ U
     lambda_max = loss.curvature(n, c) * tangent_kernel_norm(network, theta_0, X)
     step = optimiser.learning_rate or 0.2 / lambda_max
     trained = network.trained
@@ -119,8 +126,20 @@ def train(
                 f"(stability limit {2 / lambda_max:.3g}); allow more --max-steps, a larger step, a larger "
                 "--tolerance, or a wider network"
             )
-    victim = Victim(network, theta_0, {name: tensor.detach() for name, tensor in theta.items()})
-    return Training(victim, mse, k, step, lambda_max, time.perf_counter() - started)
+    theta_f = {name: tensor.detach() for name, tensor in theta.items()}
+    if U is not None and whole.first is not None:
+        W1 = whole.first.weight
+        theta_f[W1] = start[W1] + (theta_f[W1] - theta_0[W1]) @ U.T
+    return Training(Victim(whole, start, theta_f), mse, k, step, lambda_max, time.perf_counter() - started)
+
+
+def _span_of(network: Network, X: Float[Tensor, "n d"]) -> Float[Tensor, "d n"] | None:
+    """An orthonormal basis of the inputs, where training in it saves something and loses nothing."""
+    n, d = X.shape
+    if not isinstance(network, MLP) or 2 * n > d or X.dtype != torch.float64:
+        return None
+    U: Tensor = torch.linalg.qr(X.T).Q
+    return U
 
 
 def check_tolerance(tolerance: float) -> None:
