@@ -15,7 +15,7 @@ from recollect.geometry import Geometry
 from recollect.shapes import Float, Tensor
 from recollect.span.base import Endpoints, Fit, Gains, Weights, cost, gain
 from recollect.span.gram import Gram
-from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, dense_normal_bytes, forms_dense
+from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, dense_normal_bytes, forcing, forms_dense
 from recollect.span.rows import Rows
 from recollect.victim import Victim
 
@@ -197,4 +197,5 @@ class LastLayerSpan:
             J = geometry.tangent(z, self.rows.jacobian(z))
             F = torch.stack([explained.orthogonal(part.flatten(1)).view_as(part) for part in J])
             blocks.append(DenseNormal.of(F, C[:, one], explained.R, barred[one]).N)
-        return ImplicitNormal(apply, torch.stack(blocks), -back(explained.R), barred)
+        exactness = forcing(self.loss(explained))
+        return ImplicitNormal(apply, torch.stack(blocks), -back(explained.R), barred, exactness)

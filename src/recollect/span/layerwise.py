@@ -28,7 +28,7 @@ from recollect.geometry import Geometry
 from recollect.shapes import Float, Tensor, Theta
 from recollect.span.base import Endpoints, Fit, Gains, Weights, cast, cost, gain
 from recollect.span.gram import Gram
-from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forms_dense
+from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forcing, forms_dense
 from recollect.span.rows import ends
 from recollect.victim import MLP, Bent, Layer, Tap, Victim
 
@@ -364,7 +364,7 @@ class LayerwiseSpan:
         if self.dense(*Z.shape):
             return fit, DenseNormal(self._normal_matrix(at, geometry, explained), g, barred, geometry.frame(at))
         apply = self._normal_product(Z, traced, geometry, explained)
-        return fit, ImplicitNormal(apply, _scalars(apply, geometry, at), g, barred)
+        return fit, ImplicitNormal(apply, _scalars(apply, geometry, at), g, barred, forcing(fit.loss))
 
     def _normal_product(
         self, Z: Tensor, traced: list[tuple[Tensor, list[Tap]]], geometry: Geometry, explained: ExplainedLayers

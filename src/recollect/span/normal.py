@@ -8,6 +8,7 @@ derivative that lies in the span left out (Kaufman), moving point i by s_i moves
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,7 +108,7 @@ class ImplicitNormal:
     gradient: Float[Tensor, "n r"]
     barred: Float[Tensor, "n r"]
     tolerance: float = 1e-3
-    """‖residual‖/‖g‖ at which a step is good enough: an inexact Newton step, the next one corrects it."""
+    """‖residual‖/‖g‖ at which a step is good enough; see `forcing`."""
     most: int = 200
 
     def step(self, damping: float) -> Float[Tensor, "n r"]:
@@ -148,6 +149,16 @@ class ImplicitNormal:
         return traces - self.barred.square().sum(1) / ((1 + _LOADING) * mean)
 
 
+def forcing(loss: Float[Tensor, ""]) -> float:
+    """min(0.3, ‖R‖^½): how exact an inexact Newton step need be (Eisenstat & Walker 1996); the next one corrects it.
+
+    Far from the data a rough step leads as far as an exact one, at a quarter of the products; where the residual
+    vanishes the steps become exact with it, and convergence stays superlinear.
+    """
+    return min(_ROUGH, math.sqrt(math.sqrt(max(float(loss), 1e-16))))
+
+
+_ROUGH = 0.3
 _LOADING = 1e-12
 """Relative to the mean diagonal: a point that explains nothing is held by nothing, and its variance is about 1e12."""
 
