@@ -28,7 +28,7 @@ from recollect.geometry import Geometry
 from recollect.shapes import Float, Tensor, Theta
 from recollect.span.base import Endpoints, Fit, Gains, Weights, cast, cost, gain
 from recollect.span.gram import Gram
-from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forcing, forms_dense
+from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forcing, forms_dense, scalar_blocks
 from recollect.span.rows import ends
 from recollect.victim import MLP, Bent, Layer, Tap, Victim
 
@@ -364,7 +364,7 @@ class LayerwiseSpan:
         if self.dense(*Z.shape):
             return fit, DenseNormal(self._normal_matrix(at, geometry, explained), g, barred, geometry.frame(at))
         apply = self._normal_product(Z, traced, geometry, explained)
-        return fit, ImplicitNormal(apply, _scalars(apply, geometry, at), g, barred, forcing(fit.loss))
+        return fit, ImplicitNormal(apply, scalar_blocks(apply, geometry, at), g, barred, forcing(fit.loss))
 
     def _normal_product(
         self, Z: Tensor, traced: list[tuple[Tensor, list[Tap]]], geometry: Geometry, explained: ExplainedLayers
@@ -460,17 +460,6 @@ def _add_products(N: Float[Tensor, "nr nr"], one: Bent, other: Bent, factor: flo
 
 def _total(parts: Iterator[Tensor]) -> Tensor:
     return functools.reduce(torch.add, parts)
-
-
-def _scalars(apply: Callable[[Tensor], Tensor], geometry: Geometry, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n 1 1"]:
-    """The mean diagonal of each point's block of JᵀJ, estimated with random signs (Hutchinson)."""
-    generator = torch.Generator().manual_seed(0)
-    probes = torch.randint(0, 2, (_PROBES, *Z.shape), generator=generator).mul(2).sub(1).to(Z)
-    means = torch.stack([(probe * apply(geometry.tangent(Z, probe))).mean(1) for probe in probes]).mean(0)
-    return means.clamp_min(1e-3 * means.clamp_min(0).mean() + 1e-300)[:, None, None]
-
-
-_PROBES = 4
 
 
 def _stack(ends: Sequence[Passed]) -> Passed:

@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from recollect.geometry import Geometry
 from recollect.memory import total_memory
 from recollect.shapes import Float, Tensor
 
@@ -169,6 +170,17 @@ def _scale(diagonal: Tensor) -> Tensor:
     return torch.where(mean > 0, mean, 1.0)
 
 
+def scalar_blocks(
+    apply: Callable[[Tensor], Tensor], geometry: Geometry, Z: Float[Tensor, "n r"]
+) -> Float[Tensor, "n 1 1"]:
+    """The mean diagonal of each point's block of JᵀJ, estimated with random signs (Hutchinson)."""
+    generator = torch.Generator().manual_seed(0)
+    probes = torch.randint(0, 2, (_PROBES, *Z.shape), generator=generator).mul(2).sub(1).to(Z)
+    means = torch.stack([(probe * apply(geometry.tangent(Z, probe))).mean(1) for probe in probes]).mean(0)
+    return means.clamp_min(1e-3 * means.clamp_min(0).mean() + 1e-300)[:, None, None]
+
+
+_PROBES = 4
 DENSE_UNKNOWNS = 20_000
 """Above so many coordinates JᵀJ (3.2 GB at the limit) is not formed."""
 
