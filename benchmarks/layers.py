@@ -5,6 +5,7 @@
     python benchmarks/layers.py --part narrow     --cifar cifar10.npz --out results.jsonl [--seconds 500]
     python benchmarks/layers.py --part growth     --cifar cifar10.npz --out results.jsonl
     python benchmarks/layers.py --part images     --cifar cifar10.npz --out results.jsonl    (convolutional, residual)
+    python benchmarks/layers.py --picture convolutional-0.safetensors PNG --cifar cifar10.npz  (what --save DIR left)
     python benchmarks/layers.py --table results.jsonl
     python benchmarks/layers.py --figure growth.png --table results.jsonl     (needs matplotlib)
 
@@ -31,10 +32,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from recollect import Endpoints, FullSpace, GradientDescent, Projection, RecollectWarning, Victim, evaluate, reconstruct
 from recollect.data import load_dataset
 from recollect.geometry import Sphere, random_start
+from recollect.match import match, signed_distances
 from recollect.seeds import stream
 from recollect.solve import minimise, start
 from recollect.span import ImplicitSpan, LastLayerSpan, LayerwiseSpan
@@ -202,7 +205,7 @@ def module_victim(path: Path, kind: str, n: int, width: int, seed: int) -> tuple
     return done.victim, data.inputs, done.seconds
 
 
-def attacked(victim: Victim, truth: torch.Tensor, attack: Projection, seed: int) -> Row:
+def attacked(victim: Victim, truth: torch.Tensor, attack: Projection, seed: int, save: Path | None = None) -> Row:
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
@@ -211,6 +214,8 @@ def attacked(victim: Victim, truth: torch.Tensor, attack: Projection, seed: int)
     seconds = time.perf_counter() - began
     score = evaluate(found, truth)
     errors = score.errors
+    if save:
+        save_file({"inputs": found.inputs.cpu().contiguous()}, save)
     return {
         "rho": score.rho,
         "rho_up_to_sign": score.rho_up_to_sign,
@@ -268,14 +273,17 @@ def jobs(options: argparse.Namespace) -> list[tuple[Row, Callable[[], Row]]]:
             for n in (10, 30, 100, 300):
                 on_cifar("growth", n, ratio * n, 2, 0)
     if options.part == "images":
-        for kind, width in (("convolutional", 32), ("residual", 32)):
+        # The last layer of these has four equations to a coordinate.
+        for kind, width in (("convolutional", 96), ("residual", 192)):
+            for seed in range(options.seeds):
 
-            def run(kind: str = kind, width: int = width) -> Row:
-                victim, truth, spent = module_victim(options.cifar, kind, 10, width, 0)
-                attack = Projection(parameters="all", space=FullSpace())
-                return {**attacked(victim, truth, attack, 0), "training_seconds": spent}
+                def run(kind: str = kind, width: int = width, seed: int = seed) -> Row:
+                    victim, truth, spent = module_victim(options.cifar, kind, 10, width, seed)
+                    save = options.save and options.save / f"{kind}-{seed}.safetensors"
+                    row = attacked(victim, truth, Projection(space=FullSpace()), seed, save)
+                    return {**row, "training_seconds": spent}
 
-            made.append(({"part": "images", "kind": kind, "n": 10, "width": width, "seed": 0}, run))
+                made.append(({"part": "images", "kind": kind, "n": 10, "width": width, "seed": seed}, run))
     return made
 
 
@@ -355,6 +363,19 @@ def figure(path: Path, rows: list[Row]) -> None:
     shown.savefig(path, dpi=150)
 
 
+def picture(path: Path, found: Path, cifar: Path) -> None:
+    """The training images above the reconstructions matched to them."""
+    from recollect.report.pictures import sheet
+
+    inputs = load_file(found)["inputs"]
+    data = load_dataset(str(cifar), len(inputs))
+    assert data.pixel_space is not None
+    pairs = match(signed_distances(data.inputs, inputs.double()))
+    errors = pairs.distances / data.inputs.norm(dim=1)
+    pictures = [data.pixel_space.pixels(points, data.norms) for points in (data.inputs, inputs[pairs.found].double())]
+    path.write_bytes(sheet(pictures[0], pictures[1], [f"{error:.3f}" for error in errors.tolist()]))
+
+
 def _spread(values: list[float]) -> str:
     return f"{statistics.median(values):.2g} ({min(values):.2g}–{max(values):.2g})"
 
@@ -370,6 +391,8 @@ def main() -> None:
     parser.add_argument("--only", help="N:WIDTH, one size of the part")
     parser.add_argument("--table", type=Path)
     parser.add_argument("--figure", type=Path, help="the growth with n, from the rows of --table")
+    parser.add_argument("--save", type=Path, help="folder for what `images` finds")
+    parser.add_argument("--picture", nargs=2, type=Path, metavar=("FOUND", "PNG"), help="draw what --save wrote")
     options = parser.parse_args()
     warnings.simplefilter("ignore", RecollectWarning)
     if options.table:
@@ -377,6 +400,9 @@ def main() -> None:
             figure(options.figure, [json.loads(line) for line in options.table.read_text().splitlines()])
         else:
             table(options.table)
+        return
+    if options.picture and options.cifar:
+        picture(options.picture[1], options.picture[0], options.cifar)
         return
     if options.part is None or options.out is None or options.cifar is None:
         parser.error("--part, --cifar and --out are needed")
