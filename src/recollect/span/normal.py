@@ -101,7 +101,7 @@ class ImplicitNormal:
     """JᵀJv by one product with the Jacobians and one with their transposes; conjugate gradients for the step.
 
     8npr operations a product where the dense matrix takes 2p(nr)² to form. The preconditioner is the block diagonal
-    of JᵀJ + λD: an r×r matrix a point or, where that is too much to form, the mean of its diagonal (1×1).
+    of JᵀJ + λD: an r×r matrix a point or, where that costs more than it saves, the mean of its diagonal (1×1).
     """
 
     apply: Callable[[Float[Tensor, "n r"]], Float[Tensor, "n r"]]
@@ -113,17 +113,36 @@ class ImplicitNormal:
     most: int = 200
 
     def step(self, damping: float) -> Float[Tensor, "n r"]:
+        return self._solve(-self.gradient, damping, self.tolerance)
+
+    def variances(self) -> Float[Tensor, " n"]:
+        """Σ_a w_ia (N⁻¹w)_ia on average over random signs w (Hutchinson); at least f²/tr N_ii, what a point alone has.
+
+        Conjugate gradients that stop early leave the loosest directions too firm: still far looser than the others.
+        """
+        n, r = self.gradient.shape
+        diagonal = self.blocks.diagonal(dim1=1, dim2=2)
+        free = r - self.barred.square().sum(1)
+        alone = free.square() / (r * diagonal.mean(1) + _LOADING * _scale(diagonal))
+        found = []
+        for signs in random_signs(n, r).to(self.gradient):
+            w = signs - (signs * self.barred).sum(1, keepdim=True) * self.barred
+            found.append((w * self._solve(w, _LOADING, _VARIANCE_TOLERANCE)).sum(1))
+        return torch.stack(found).mean(0).nan_to_num(torch.inf).maximum(alone)
+
+    def _solve(self, b: Float[Tensor, "n r"], damping: float, tolerance: float) -> Float[Tensor, "n r"]:
+        """(JᵀJ + λD)⁻¹ b by conjugate gradients; NaN where the preconditioner is not positive definite."""
         diagonal = self.blocks.diagonal(dim1=1, dim2=2)
         loading = damping * diagonal.mean()
         factor, info = torch.linalg.cholesky_ex(self.blocks + loading * torch.eye(diagonal.shape[1]).to(self.blocks))
         if bool((info != 0).any()):
-            return torch.full_like(self.gradient, torch.nan)
+            return torch.full_like(b, torch.nan)
 
         def condition(v: Tensor) -> Tensor:
             return torch.cholesky_solve(v.reshape(len(v), factor.shape[1], -1), factor).reshape(v.shape)
 
-        s, rest = torch.zeros_like(self.gradient), -self.gradient
-        goal = self.tolerance * float(rest.norm())
+        s, rest = torch.zeros_like(b), b
+        goal = tolerance * float(rest.norm())
         direction = conditioned = condition(rest)
         agreement = (rest * conditioned).sum()
         for _ in range(self.most):
@@ -136,18 +155,6 @@ class ImplicitNormal:
             before, agreement = agreement, (rest * conditioned).sum()
             direction = conditioned + agreement / before * direction
         return s
-
-    def variances(self) -> Float[Tensor, " n"]:
-        """Each point by itself, as if the others were known: too small, but in much the same order."""
-        mean = _scale(self.blocks.diagonal(dim1=1, dim2=2))
-        if self.blocks.shape[1] == 1:  # tr N⁻¹ ≥ f²/tr N, f the directions a point may move in
-            free = self.gradient.shape[1] - self.barred.square().sum(1)
-            total = self.gradient.shape[1] * self.blocks[:, 0, 0]
-            return free.square() / (total + _LOADING * mean)
-        loading = _LOADING * mean * torch.eye(self.blocks.shape[1]).to(self.blocks)
-        held = self.blocks + loading + mean * torch.einsum("na,nb->nab", self.barred, self.barred)
-        traces: Tensor = torch.linalg.inv(held).diagonal(dim1=1, dim2=2).sum(1)
-        return traces - self.barred.square().sum(1) / ((1 + _LOADING) * mean)
 
 
 def forcing(loss: Float[Tensor, ""]) -> float:
@@ -174,15 +181,20 @@ def scalar_blocks(
     apply: Callable[[Tensor], Tensor], geometry: Geometry, Z: Float[Tensor, "n r"]
 ) -> Float[Tensor, "n 1 1"]:
     """The mean diagonal of each point's block of JᵀJ, estimated with random signs (Hutchinson)."""
-    generator = torch.Generator().manual_seed(0)
-    probes = torch.randint(0, 2, (_PROBES, *Z.shape), generator=generator).mul(2).sub(1).to(Z)
-    means = torch.stack([(probe * apply(geometry.tangent(Z, probe))).mean(1) for probe in probes]).mean(0)
+    products = [(signs * apply(geometry.tangent(Z, signs))).mean(1) for signs in random_signs(*Z.shape).to(Z)]
+    means = torch.stack(products).mean(0)
     return means.clamp_min(1e-3 * means.clamp_min(0).mean() + 1e-300)[:, None, None]
 
 
+def random_signs(n: int, r: int) -> Float[Tensor, "k n r"]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 2, (_PROBES, n, r), generator=generator).mul(2.0).sub(1.0)
+
+
 _PROBES = 4
-DENSE_UNKNOWNS = 20_000
-"""Above so many coordinates JᵀJ (3.2 GB at the limit) is not formed."""
+_VARIANCE_TOLERANCE = 0.03
+DENSE_UNKNOWNS = 6_000
+"""Above so many coordinates JᵀJ is not formed: that costs as much as nr/4 products, and a step takes a few dozen."""
 
 
 def forms_dense(n: int, r: int, needed: int, device: torch.device) -> bool:
