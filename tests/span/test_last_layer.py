@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import CPU, F64, generator, interpolated, perturbed, thetas
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from recollect.errors import OptionError
 from recollect.geometry import FreeRadius, Geometry, Sphere
 from recollect.span import Endpoints, LastLayerSpan, Parity, moving, parity
+from recollect.span import last_layer as last_layer_file
 from recollect.span import normal as normal_file
 from recollect.victim import MLP, Victim, mlp, random_features
 
@@ -200,13 +203,32 @@ def test_the_normal_equations_are_those_of_the_jacobian(shape: tuple[object, ...
         free_form.apply(v), (N @ v.reshape(-1)).reshape(n, r), rtol=0, atol=10 * case.tolerance * size * float(v.norm())
     )
     torch.testing.assert_close(free_form.gradient, dense.gradient, rtol=1e-6, atol=1e-9)
-    object.__setattr__(free_form, "tolerance", 1e-12)
+    free_form = replace(free_form, tolerance=1e-12)
     if float(N.diagonal().mean()) > 1e-6:
         loaded = N + damping * N.diagonal().mean() * torch.eye(n * r, dtype=F64)
         twin = -torch.linalg.solve(loaded, g.reshape(-1)).reshape(n, r)
         bound = 1e-6 * (float(twin.norm()) + 1e-6)
         torch.testing.assert_close(dense.step(damping), twin, rtol=0, atol=bound)
         torch.testing.assert_close(free_form.step(damping), twin, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("worth", [0, 50])
+def test_steps_with_and_without_blocks_are_the_same_step(worth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, geometry = Case(3, 4, 3, 2, Endpoints.BOTH, "deep"), Sphere(2.0)
+    _, dense = case.span.linearise(case.Z, geometry)
+    monkeypatch.setattr(normal_file, "DENSE_UNKNOWNS", 0)
+    monkeypatch.setattr(last_layer_file, "_WORTH", worth)
+    _, free = case.span.linearise(case.Z, geometry)
+    assert isinstance(free, normal_file.ImplicitNormal)
+    assert free.blocks.shape[1] == (3 if worth else 1)
+    loading = 0.1 * float(free.blocks.diagonal(dim1=1, dim2=2).mean()) * torch.eye(12, dtype=F64)
+    twin = torch.linalg.solve(dense.N + loading, -dense.gradient.reshape(-1)).reshape(4, 3)
+    torch.testing.assert_close(replace(free, tolerance=1e-12).step(0.1), twin, rtol=1e-6, atol=1e-9)
+
+
+def test_steps_become_exact_as_the_residual_vanishes() -> None:
+    exactness = [normal_file.forcing(torch.tensor(loss)) for loss in (1.0, 1e-2, 1e-8, 1e-40)]
+    assert exactness == pytest.approx([0.3, 0.3, 1e-2, 1e-4])
 
 
 def test_the_variances_are_the_blocks_of_the_inverse() -> None:

@@ -193,13 +193,17 @@ def random_signs(n: int, r: int) -> Float[Tensor, "k n r"]:
 
 _PROBES = 4
 _VARIANCE_TOLERANCE = 0.03
-DENSE_UNKNOWNS = 6_000
-"""Above so many coordinates JᵀJ is not formed: that costs as much as nr/4 products, and a step takes a few dozen."""
+DENSE_UNKNOWNS, DENSE_UNKNOWNS_CUDA = 6_000, 20_000
+"""Above so many coordinates JᵀJ is not formed: that costs as much as nr/4 products, and a step takes a few dozen.
+
+A GPU forms it at full speed, while products are bound by their many launches.
+"""
 
 
 def forms_dense(n: int, r: int, needed: int, device: torch.device) -> bool:
-    """Whether JᵀJ is formed: up to DENSE_UNKNOWNS, and if the bytes needed are within half the machine's memory."""
-    return n * r <= DENSE_UNKNOWNS and 2 * needed <= total_memory(device)
+    """Whether JᵀJ is formed: where that pays, and if the bytes needed are within half the machine's memory."""
+    most = DENSE_UNKNOWNS_CUDA if device.type == "cuda" else DENSE_UNKNOWNS
+    return n * r <= most and 2 * needed <= total_memory(device)
 
 
 def dense_normal_bytes(families: int, p: int, n: int, r: int) -> int:
