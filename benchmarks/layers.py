@@ -40,7 +40,7 @@ from recollect.geometry import Sphere, random_start
 from recollect.match import match, signed_distances
 from recollect.seeds import stream
 from recollect.solve import minimise, start
-from recollect.span import ImplicitSpan, LastLayerSpan, LayerwiseSpan
+from recollect.span import ImplicitSpan, LastLayerSpan, LayerwiseSpan, layerwise_bytes
 from recollect.training import train
 from recollect.victim import ModuleNetwork, initial_theta, mlp
 from recollect.victim.architectures import convolutional, residual
@@ -173,6 +173,7 @@ def evaluations(path: Path, n: int, width: int, depth: int, c: int, at: str) -> 
     return {
         "layerwise_ms": 1e3 * seconds,
         "layerwise_mb": None if math.isnan(peak) else peak,
+        "estimate_mb": layerwise_bytes(victim, names, n, torch.float32) / 1e6,
         "last_layer_ms": 1e3 * timed(graphed(lambda: last.fit(X)))[0],
         "cg_ms": 1e3 * timed(lambda: papers.fit(X), least=0.0)[0],
         "cg_iterations": statistics.median(papers.iterations),
@@ -291,14 +292,18 @@ def table(path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     ways = [row for row in rows if row["part"] == "evaluation"]
     if ways:
-        print("| n | width | c | L | at | layerwise | last layer | cg (iterations) | products | memory | G | machine |")
-        print("|" + "---|" * 12)
+        print("| n | width | c | L | at | layerwise | last layer | cg (iterations) | products | ", end="")
+        print("memory | estimated | G | machine |\n|" + "---|" * 13)
     for row in ways:
         memory = "–" if row["layerwise_mb"] is None else f"{row['layerwise_mb']:.3g} MB"
         cells = [str(row[name]) for name in ("n", "width", "c", "depth", "at")]
         cells += [f"{row['layerwise_ms']:.3g} ms", f"{row['last_layer_ms']:.3g} ms"]
         cells += [f"{row['cg_ms']:.4g} ms ({row['cg_iterations']:.0f})", f"{row['products_ms']:.3g} ms"]
-        print("| " + " | ".join([*cells, memory, f"{row['dense_mb']:.0f} MB", row["machine"]]) + " |")
+        print(
+            "| "
+            + " | ".join([*cells, memory, f"{row['estimate_mb']:.3g} MB", f"{row['dense_mb']:.0f} MB", row["machine"]])
+            + " |"
+        )
     steps = [row for row in rows if row["part"] == "descent"]
     if steps:
         print(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -16,6 +16,10 @@ class Geometry(Protocol):
     @property
     def radius(self) -> float:
         """The norm of a random start."""
+
+    @property
+    def coupled(self) -> bool:
+        """Whether points do not move each by itself."""
 
     def project(self, Z: Float[Tensor, "*s n r"]) -> Float[Tensor, "*s n r"]:
         """The nearest points allowed; of several sets of points, of each."""
@@ -35,6 +39,7 @@ class Sphere:
     """{z : ‖z‖ = radius}."""
 
     radius: float
+    coupled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_radius(self.radius)
@@ -59,6 +64,7 @@ class FreeRadius:
     """Every point keeps whatever norm it takes; starts lie on the sphere of the given radius."""
 
     radius: float
+    coupled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_radius(self.radius)
@@ -85,6 +91,7 @@ class SharedSubspace:
 
     inner: Geometry
     rank: int
+    coupled: ClassVar[bool] = True
 
     @property
     def radius(self) -> float:

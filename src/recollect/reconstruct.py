@@ -25,7 +25,7 @@ from recollect.seeds import stream
 from recollect.shapes import Tensor
 from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, paper_step
 from recollect.solve.confidence import confidence
-from recollect.span import Endpoints, ExactSpan, LastLayerSpan, LayerwiseSpan, Span
+from recollect.span import Endpoints, ExactSpan, LastLayerSpan, Span
 from recollect.stages import AllLayerStages, LastLayerStages
 from recollect.victim import MLP, Victim
 
@@ -162,8 +162,6 @@ def _result(
         )
     sure = None
     if exact and isinstance(span, ExactSpan):
-        if isinstance(span, LayerwiseSpan) and not span.dense(*best.Z.shape):
-            notes.append("confidence is an upper bound: each point was looked at as if the others were known")
         sure = confidence(span, problem.geometry, best.Z, jitter).cpu().double()
     return Reconstruction(
         inputs=problem.lift(Z),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from recollect.errors import OptionError
-from recollect.geometry import FreeRadius, Geometry, Sphere
+from recollect.geometry import FreeRadius, Geometry, SharedSubspace, Sphere
 from recollect.span import Endpoints, LastLayerSpan, Parity, moving, parity
 from recollect.span import last_layer as last_layer_file
 from recollect.span import normal as normal_file
@@ -224,6 +224,14 @@ def test_steps_with_and_without_blocks_are_the_same_step(worth: int, monkeypatch
     loading = 0.1 * float(free.blocks.diagonal(dim1=1, dim2=2).mean()) * torch.eye(12, dtype=F64)
     twin = torch.linalg.solve(dense.N + loading, -dense.gradient.reshape(-1)).reshape(4, 3)
     torch.testing.assert_close(replace(free, tolerance=1e-12).step(0.1), twin, rtol=1e-6, atol=1e-9)
+
+
+def test_points_that_move_together_need_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(3, 4, 3, 2, Endpoints.BOTH, "deep")
+    monkeypatch.setattr(normal_file, "DENSE_UNKNOWNS", 0)
+    _, normal = case.span.linearise(case.Z, SharedSubspace(Sphere(2.0), 2))
+    assert isinstance(normal, normal_file.DenseNormal)
+    assert normal.frame is not None
 
 
 def test_steps_become_exact_as_the_residual_vanishes() -> None:

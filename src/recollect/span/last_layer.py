@@ -169,12 +169,13 @@ class LastLayerSpan:
         explained = self.explain(Z, jitter)
         C = self._owned(explained, len(Z))
         barred = torch.nn.functional.normalize(Z - geometry.tangent(Z, Z), dim=1)
-        form = self._dense_normal if self.dense(*Z.shape) else self._implicit_normal
+        form = self._dense_normal if self.dense(*Z.shape, coupled=geometry.coupled) else self._implicit_normal
         fit = Fit(self.loss(explained), self._weights.length * C[0], None)
         return fit, form(Z, geometry, explained, C, barred)
 
-    def dense(self, n: int, r: int) -> bool:
-        return forms_dense(n, r, dense_normal_bytes(self.rows.families, self.delta.shape[1], n, r), self.delta.device)
+    def dense(self, n: int, r: int, *, coupled: bool = False) -> bool:
+        needed = dense_normal_bytes(self.rows.families, self.delta.shape[1], n, r)
+        return forms_dense(n, r, needed, self.delta.device, coupled=coupled)
 
     def normal_flops(self, n: int, r: int) -> float:
         p = self.delta.shape[1]

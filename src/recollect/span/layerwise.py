@@ -344,12 +344,12 @@ class LayerwiseSpan:
 
     def dense(self, n: int, r: int) -> bool:
         """Whether JᵀJ is formed; for a network that can say how its layers bend."""
-        if not isinstance(self._network, MLP):
-            return False
-        sides = sum(sum(delta.shape) for delta in self._delta)
-        rows = len(self._thetas) * n * self._network.c
-        needed = 8 * n * r * (2 * len(self._thetas) * sides + 4 * n * r + 2 * rows)
-        return forms_dense(n, r, needed, self._mix.device)
+        return isinstance(self._network, MLP) and forms_dense(n, r, self.normal_bytes(n, r), self._mix.device)
+
+    def normal_bytes(self, n: int, r: int) -> int:
+        """Peak memory of a dense step: how the layers bend at each end, GM and its whitened copy, JᵀJ, its factors."""
+        F, sides = len(self._thetas), sum(sum(delta.shape) for delta in self._delta)
+        return 8 * n * r * (2 * F * sides + 4 * n * r + 2 * F * n * self._network.c)
 
     def linearise(
         self, Z: Float[Tensor, "n r"], geometry: Geometry, jitter: Float[Tensor, ""] | None = None
@@ -467,12 +467,21 @@ def _stack(ends: Sequence[Passed]) -> Passed:
 
 
 def layerwise_bytes(victim: Victim, names: tuple[str, ...], n: int, dtype: torch.dtype) -> int:
-    """About the largest that a fit holds at once: the Gram, and the part of G of a layer with positions."""
+    """About what a fit holds at once: R, and its norm in float64; what came back to the layers; the Gram and its factor.
+
+    Of a layer with positions its part of G as well. `benchmarks/layers.py` puts it beside the peak of a GPU.
+    """
     X = torch.zeros(1, victim.d, dtype=torch.float64)
     theta = {name: value.cpu().double() for name, value in victim.theta_f.items()}
-    most = 1
-    for tap in victim.network.taps(theta, X)[1]:
-        a, b = tap.A.shape[2], tap.positions(tap.Y).shape[-1]
-        if not set(tap.layer.names).isdisjoint(names):
-            most = max(most, b * (a if tap.A.shape[1] > 1 else 1))
-    return 2 * dtype.itemsize * n * victim.c * (most + n * victim.c)
+    rows, size = n * victim.c, dtype.itemsize
+    sides = [
+        (tap.A.shape[1], tap.A.shape[2], tap.positions(tap.Y).shape[-1])
+        for tap in victim.network.taps(theta, X)[1]
+        if not set(tap.layer.names).isdisjoint(names)
+    ]
+    if not sides:
+        return 0
+    R = sum(size * a * b for _, a, b in sides) + max(8 * a * b for _, a, b in sides)
+    back = 2 * size * rows * sum(t * b for t, _, b in sides)
+    G = max(2 * size * rows * a * b if t > 1 else 0 for t, a, b in sides)
+    return R + back + G + (2 * size + 2 * 8) * rows**2

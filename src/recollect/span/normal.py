@@ -193,16 +193,17 @@ def random_signs(n: int, r: int) -> Float[Tensor, "k n r"]:
 
 _PROBES = 4
 _VARIANCE_TOLERANCE = 0.03
-DENSE_UNKNOWNS, DENSE_UNKNOWNS_CUDA = 6_000, 20_000
+DENSE_UNKNOWNS, DENSE_AT_MOST = 6_000, 20_000
 """Above so many coordinates JᵀJ is not formed: that costs as much as nr/4 products, and a step takes a few dozen.
 
-A GPU forms it at full speed, while products are bound by their many launches.
+At most: on a GPU, which forms it at full speed while products are bound by their many launches; and for points that do
+not move each by itself, which have no other way.
 """
 
 
-def forms_dense(n: int, r: int, needed: int, device: torch.device) -> bool:
+def forms_dense(n: int, r: int, needed: int, device: torch.device, *, coupled: bool = False) -> bool:
     """Whether JᵀJ is formed: where that pays, and if the bytes needed are within half the machine's memory."""
-    most = DENSE_UNKNOWNS_CUDA if device.type == "cuda" else DENSE_UNKNOWNS
+    most = DENSE_AT_MOST if coupled or device.type == "cuda" else DENSE_UNKNOWNS
     return n * r <= most and 2 * needed <= total_memory(device)
 
 

@@ -240,7 +240,7 @@ class LastLayerStages(Stages[LastLayerSpan]):
         if found is None or found.gap > _CLEAR_GAP or r == d or n < r or before.loss <= EXACT:
             return
         frame = 8 * (n * d) * (n * r + r * (d - r))
-        fits = span.dense(n, d) and 8 * frame <= total_memory(problem.device)
+        fits = span.dense(n, d, coupled=True) and 8 * frame <= total_memory(problem.device)
         if problem.unknowns(n, span) + r * (d - r) > problem.equations or not fits:
             self._note(
                 f"rounding in training may have tilted the subspace of ΔW1 (its gap is {found.gap:.3g}×), and there "
