@@ -467,7 +467,7 @@ def _stack(ends: Sequence[Passed]) -> Passed:
 
 
 def layerwise_bytes(victim: Victim, names: tuple[str, ...], n: int, dtype: torch.dtype) -> int:
-    """About what a fit holds at once: R, and its norm in float64; what came back to the layers; the Gram and its factor.
+    """About what a fit holds at once: R, its norm in float64, what came back to the layers, the Gram, its factor.
 
     Of a layer with positions its part of G as well. `benchmarks/layers.py` puts it beside the peak of a GPU.
     """
