@@ -5,7 +5,7 @@ what comes back to it. Hence ⟨∇f_k(x_i), ∇f_m(x_j)⟩ = Σ_l (A_i·A_j)(B_
 
     (GΔθ)_ik = Σ_l B_ik·(ΔW_l A_i),      R_l = ΔW_l − Σ_i D_i A_iᵀ.
 
-A layer with many positions (a convolution) has Σ_t B_ikt A_itᵀ instead, which is small enough to form. With both
+A layer with many positions (a convolution) has Σ_t B_ikt A_itᵀ instead (`span/passed.py`). With both
 endpoints each point has its gradients at θf and at θ0; as for the last layer (`span/rows.py`) the solve is in their
 mean and difference, since the two are nearly parallel. With three, the gradients halfway less that mean join them.
 
@@ -16,9 +16,8 @@ of f_odd at the unit vectors join the span with coefficients of their own.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,47 +27,11 @@ from recollect.geometry import Geometry
 from recollect.shapes import Float, Tensor, Theta
 from recollect.span.base import Endpoints, Fit, Gains, Weights, cast, cost, gain
 from recollect.span.gram import Gram
+from recollect.span.layerwise_normal import normal_matrix
 from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forcing, forms_dense, scalar_blocks
+from recollect.span.passed import Passed, stack, total
 from recollect.span.rows import ends
 from recollect.victim import MLP, Bent, Layer, Tap, Victim
-
-
-@dataclass(frozen=True)
-class Passed:
-    """One layer at n points: what entered it, with a 1 for its bias, and what came back to it."""
-
-    A: Float[Tensor, "n t a"]
-    B: Float[Tensor, "n c t b"]
-
-    def rows(self) -> Float[Tensor, "n c ba"]:
-        """The layer's part of G."""
-        return torch.einsum("nctb,nta->ncba", self.B, self.A).flatten(2)
-
-    def gram(self, other: Passed) -> Float[Tensor, "n c m c"]:
-        """The layer's part of the inner products of these points' gradients with others'."""
-        if self.A.shape[1] > 1:
-            rows = self.rows()
-            return torch.einsum("ncx,mkx->ncmk", rows, rows if other is self else other.rows())
-        AA = torch.einsum("nta,mta->nm", self.A, other.A)[:, None, :, None]
-        return torch.mul(AA, torch.einsum("nctb,mktb->ncmk", self.B, other.B))
-
-    def own(self, F: int) -> Float[Tensor, "m f c f c"]:
-        """The same of each point with itself, at its F ends."""
-        A, B = (part.reshape(F, -1, *part.shape[1:]) for part in (self.A, self.B))
-        if A.shape[2] > 1:
-            rows = self.rows().reshape(F, A.shape[1], B.shape[2], -1)
-            return torch.einsum("emkx,fmlx->mekfl", rows, rows)
-        AA = torch.einsum("emta,fmta->mef", A, A)[:, :, None, :, None]
-        return torch.mul(AA, torch.einsum("emktb,fmltb->mekfl", B, B))
-
-    def along(self, V: Float[Tensor, "b a"]) -> Float[Tensor, "n c"]:
-        """⟨∇f_k(x_i), V⟩."""
-        return torch.einsum("nctb,ntb->nc", self.B, self.A @ V.T)
-
-    def without(self, V: Float[Tensor, "b a"], alpha: Float[Tensor, "n c"]) -> Float[Tensor, "b a"]:
-        """V − Σ_ik α_ik ∇f_k(x_i)."""
-        D = torch.einsum("nc,nctb->ntb", alpha, self.B)
-        return torch.addmm(V, D.flatten(0, 1).T, self.A.flatten(0, 1), alpha=-1)
 
 
 @dataclass(frozen=True)
@@ -188,15 +151,15 @@ class LayerwiseSpan:
         def gains(X: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
             m, F, mix = len(X), len(self._thetas), self._mix
             traced = self._traced(X, attached=True)[1]
-            layers = [_stack(ends) for ends in zip(*(self._passed(*end, attached=True) for end in traced), strict=True)]
-            shared = _total(new.gram(known) for new, known in zip(layers, old.layers, strict=True))
+            layers = [stack(ends) for ends in zip(*(self._passed(*end, attached=True) for end in traced), strict=True)]
+            shared = total(new.gram(known) for new, known in zip(layers, old.layers, strict=True))
             shared = torch.einsum("ef,fmko->meko", mix, shared.reshape(F, m, -1, shared.shape[2:].numel()))
-            K = _total(layer.own(F) for layer in layers)
+            K = total(layer.own(F) for layer in layers)
             K = torch.einsum("ef,mfkgl,hg->mekhl", mix, K, mix).flatten(3).flatten(1, 2)
             # The old rows are mixed as the Gram is.
             shared = torch.einsum("mbgo,hg->mbho", shared.flatten(1, 2).reshape(m, -1, F, shared.shape[-1] // F), mix)
             V = old.gram.whiten(shared.reshape(m * K.shape[1], -1).T).T.reshape(m, K.shape[1], -1)
-            b = _total(layer.along(R) for layer, R in zip(layers, old.R, strict=True))
+            b = total(layer.along(R) for layer, R in zip(layers, old.R, strict=True))
             b = torch.einsum("ef,fmk->mek", mix, b.reshape(F, m, -1)).flatten(1)
             return gain(K - V @ V.transpose(1, 2), b[:, :, None])
 
@@ -213,12 +176,12 @@ class LayerwiseSpan:
         points = [self._passed(*end) for end in traced]
         if self._fixed:
             points = [
-                [_stack(pair) for pair in zip(own, fixed, strict=True)]
+                [stack(pair) for pair in zip(own, fixed, strict=True)]
                 for own, fixed in zip(points, self._fixed, strict=True)
             ]
-        layers = [_stack(ends) for ends in zip(*points, strict=True)]
+        layers = [stack(ends) for ends in zip(*points, strict=True)]
         F, mix, delta = len(traced), self._mix, self._delta
-        K = _total(layer.gram(layer) for layer in layers)
+        K = total(layer.gram(layer) for layer in layers)
         rows, c = K.shape[:2]
         gram = Gram(self._mixed(K), jitter)
 
@@ -245,7 +208,7 @@ class LayerwiseSpan:
 
     def _coefficients(self, layers: list[Passed], gram: Gram, V: list[Tensor]) -> Float[Tensor, "f nc"]:
         """Of V's projection on the span, in mean and difference."""
-        b = _total(layer.along(part) for layer, part in zip(layers, V, strict=True))
+        b = total(layer.along(part) for layer, part in zip(layers, V, strict=True))
         b = self._mix @ b.reshape(len(self._thetas), -1)
         return gram.solve(b.reshape(-1, 1)).to(b.dtype).reshape(b.shape)
 
@@ -311,8 +274,8 @@ class LayerwiseSpan:
         if not self._fixed:
             raise ValueError("only a lifted span has signs to find")
         n = len(Z)
-        fixed = [_stack(ends) for ends in zip(*self._fixed, strict=True)]
-        K = self._mixed(_total(layer.gram(layer) for layer in fixed))
+        fixed = [stack(ends) for ends in zip(*self._fixed, strict=True)]
+        K = self._mixed(total(layer.gram(layer) for layer in fixed))
         # With a root of their Gram instead of the rows themselves the noise of all equations is alike.
         values, vectors = torch.linalg.eigh(K.double())
         T = values.clamp_min(0).sqrt()[:, None] * vectors.T
@@ -385,33 +348,16 @@ class LayerwiseSpan:
         return apply
 
     def _normal_matrix(self, Z: Tensor, geometry: Geometry, explained: ExplainedLayers) -> Float[Tensor, "nr nr"]:
-        """MᵀM − (GM)ᵀK⁻¹GM, column (i, a) of M being the change of Σ_e Σ_l D_i A_iᵀ with z_ia."""
         assert isinstance(self._network, MLP)
-        n, r = Z.shape
-        F, c = len(self._thetas), self._network.c
+        n = len(Z)
         ends = [
             self._network.bent(theta, Z, alpha[:n]) for theta, alpha in zip(self._thetas, explained.alpha, strict=True)
         ]
-        half = Z.new_zeros(n * r, n * r)  # what, with its transpose, makes MᵀM
-        GM = Z.new_zeros(F, len(explained.layers[0].A) // F, c, n, r)
-        for layer, passed in zip(self.layers, explained.layers, strict=True):
-            at = [self._moved(bent, geometry, Z) for end in ends for bent in end if bent.layer == layer]
-            for e, one in enumerate(at):
-                for other in at[:e]:
-                    _add_products(half, one, other)
-                _add_products(half, one, one, 0.5)
-            A = passed.A[:, 0].reshape(F, -1, passed.A.shape[2])
-            B = passed.B[:, :, 0].reshape(F, -1, c, passed.B.shape[3])
-            for one in at:  # G at every end with the moves at each
-                GM += (
-                    torch.einsum("fkcb,nb->fkcn", B, one.D)[..., None]
-                    * (torch.einsum("fka,anr->fknr", A, one.dA)[:, :, None])
-                )
-                if one.dD is not None:
-                    GM += torch.einsum("fkcb,bnr->fkcnr", B, one.dD) * (A @ one.A.T)[:, :, None, :, None]
-        GM = torch.einsum("ef,fnkmr->enkmr", self._mix, GM).reshape(-1, n * r)
-        V = explained.gram.whiten(GM).to(half.dtype)
-        return half.addmm_(V.T, V, alpha=-0.5).add_(half.T.clone())
+        layers = [
+            (passed, [self._moved(bent, geometry, Z) for end in ends for bent in end if bent.layer == layer])
+            for layer, passed in zip(self.layers, explained.layers, strict=True)
+        ]
+        return normal_matrix(layers, explained.gram, self._mix, n)
 
     def _moved(self, bent: Bent, geometry: Geometry, Z: Tensor) -> Bent:
         """The bias joined, the scale applied, and only moves the geometry allows."""
@@ -432,38 +378,6 @@ _MIX = {
     3: [[1 / 3, 1 / 3, 1 / 3], [1.0, -1.0, 0.0], [-0.5, -0.5, 1.0]],
 }
 """From θf, θ0 and their middle to the mean, the difference and the bend."""
-
-
-def _add_products(N: Float[Tensor, "nr nr"], one: Bent, other: Bent, factor: float = 1.0) -> None:
-    """N += factor ⟨∂_a(D_i A_iᵀ), ∂_b(D_j A_jᵀ)⟩ of one layer, at two ends or the same."""
-    n, r = one.dA.shape[1:]
-    blocks = N.view(n, r, n, r)
-
-    def add(P: Tensor, Q: Tensor) -> None:  # one pass over N, which is far larger than anything else
-        blocks.addcmul_(P, Q, value=factor)
-
-    def across(left: Tensor, right: Tensor) -> Tensor:
-        return (left.reshape(-1, n * r).T @ right.reshape(-1, n * r)).view(n, r, n, r)
-
-    add(across(one.dA, other.dA), (one.D @ other.D.T)[:, None, :, None])
-    if one.dD is not None and other.dD is not None:
-        add(across(one.dD, other.dD), (one.A @ other.A.T)[:, None, :, None])
-        add(
-            torch.einsum("bnr,mb->nrm", one.dD, other.D)[..., None],
-            torch.einsum("na,ams->nms", one.A, other.dA)[:, None],
-        )
-        add(
-            torch.einsum("nb,bms->nms", one.D, other.dD)[:, None],
-            torch.einsum("anr,ma->nrm", one.dA, other.A)[..., None],
-        )
-
-
-def _total(parts: Iterator[Tensor]) -> Tensor:
-    return functools.reduce(torch.add, parts)
-
-
-def _stack(ends: Sequence[Passed]) -> Passed:
-    return Passed(torch.cat([end.A for end in ends]), torch.cat([end.B for end in ends]))
 
 
 def layerwise_bytes(victim: Victim, names: tuple[str, ...], n: int, dtype: torch.dtype) -> int:
