@@ -46,7 +46,7 @@ from recollect.victim import ModuleNetwork, initial_theta, mlp
 from recollect.victim.architectures import convolutional, residual
 
 _RATIOS = (110, 20)
-"""Width over n of `growth`: the last layer has equations to spare; it has too few, from n = 100 on."""
+"""Width over n of `growth`: three equations of the last layer an unknown, or more; so too at n ≤ 30, too few at 300."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Row = dict[str, Any]
 
@@ -406,11 +406,15 @@ def main() -> None:
         else:
             table(options.table)
         return
-    if options.picture and options.cifar:
+    if options.picture:
+        if options.cifar is None:
+            parser.error("--picture needs --cifar")
         picture(options.picture[1], options.picture[0], options.cifar)
         return
     if options.part is None or options.out is None or options.cifar is None:
         parser.error("--part, --cifar and --out are needed")
+    if options.save:
+        options.save.mkdir(parents=True, exist_ok=True)
     global DEVICE
     DEVICE = torch.device(options.device) if options.device else DEVICE
     machine = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"

@@ -121,13 +121,18 @@ def test_too_narrow_random_features_say_so() -> None:
         minimum_norm(network, theta_0, data.inputs, data.targets)
 
 
-@given(n=st.integers(1, 4), depth=st.integers(2, 3), bias=st.booleans(), frozen=st.booleans())
-def test_training_in_the_span_of_the_inputs_is_training(n: int, depth: int, bias: bool, frozen: bool) -> None:
+@given(n=st.integers(1, 4), depth=st.integers(2, 3), bias=st.booleans(), frozen=st.booleans(), twice=st.booleans())
+def test_training_in_the_span_of_the_inputs_is_training(
+    n: int, depth: int, bias: bool, frozen: bool, twice: bool
+) -> None:
     network = mlp(9, 7, 2, depth=depth, bias=bias, activation="tanh")
-    network = replace(network, frozen=frozenset({"layers.0.weight"} if frozen else ()))
     theta_0 = initial_theta(network, init="fan-in", generator=generator(n), dtype=F64)
-    X, Y = (torch.randn(n, k, generator=generator(n), dtype=F64) for k in (9, 2))
-    done = train(network, theta_0, X, Y, tolerance=0.5, optimiser=FullBatchDescent(learning_rate=0.05))
+    network = replace(network, frozen=frozenset({"layers.0.weight"} if frozen else ()))
+    X, Y = (3 + torch.randn(n, k, generator=generator(n), dtype=F64) for k in (9, 2))
+    if twice:
+        X[-1], Y[-1] = X[0], Y[0]
+    done = train(network, theta_0, X, Y, tolerance=1.0, optimiser=FullBatchDescent(learning_rate=0.05))
+    assert done.steps > 0
     theta = {name: value.clone().requires_grad_() for name, value in theta_0.items()}
     for _ in range(done.steps):
         value = SquaredError().value(network(theta, X), Y)

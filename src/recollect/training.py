@@ -6,8 +6,9 @@ Near interpolation the loss Hessian is s·GᵀG, with s = 1 for the sum and 2/(n
 eigenvalue with s·GGᵀ, the tangent kernel, and gradient descent is stable below the step 2/λmax.
 
 Every update of W_1 is made of the inputs, W_1 = W_1⁰ + C Uᵀ with U a basis of their span, and W_1 x = (W_1 U)(Uᵀx): n
-points in d ≫ n dimensions are therefore trained on as n points in n dimensions, at n/d of the price, and C Uᵀ is added
-to W_1⁰ at the end. Not so in float32, where the rounding of every step, which leaves the span, is part of the victim.
+points in d ≫ n dimensions are therefore trained on as n points in n dimensions, the first layer at n/d of its price,
+and C Uᵀ is added to W_1⁰ at the end. Not so in float32, where the rounding of every step, which leaves the span, is
+part of the victim.
 """
 
 from __future__ import annotations

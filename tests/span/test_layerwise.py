@@ -355,11 +355,10 @@ def test_the_matrix_free_step_is_the_dense_one(
     torch.testing.assert_close(free_form.apply(v), expected, rtol=1e-6, atol=1e-8 * size)
     torch.testing.assert_close(free_form.gradient, dense.gradient)
     free_form = replace(free_form, tolerance=1e-10)
-    loading = damping * float(free_form.blocks.mean())  # the two scale λ by their own mean diagonals
+    loading = damping * float(free_form.scales.mean())  # the two scale λ by their own mean diagonals
     N = dense.N + loading * torch.eye(n * 4, dtype=F64)
     step = torch.linalg.solve(N, -dense.gradient.reshape(-1)).reshape(v.shape)
     torch.testing.assert_close(free_form.step(damping), step, rtol=1e-5, atol=1e-6 * float(step.abs().max()) + 1e-12)
-    assert (free_form.variances() >= 0).all()
 
 
 @pytest.mark.parametrize("name", ["a convolution", "a residual block"])

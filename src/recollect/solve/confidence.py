@@ -2,7 +2,8 @@
 
 The textbook error of a least-squares estimate, relative to the points' median norm ρ, as if the residual were noise. It
 is not: it is what the linearisation of training leaves, and the points that explain nothing. But a point that nothing
-holds has a large ê whatever the residual is made of, and in a run that is stuck those are the wrong ones.
+holds has a large ê whatever the residual is made of, and in a run that is stuck those are the wrong ones. Where JᵀJ is
+not formed its inverse is estimated with random signs (`span/normal.py`), to a few ten per cent.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from recollect.span.normal import (
     dense_normal_bytes,
     forcing,
     forms_dense,
-    scalar_blocks,
+    point_scales,
 )
 from recollect.span.rows import Rows
 from recollect.victim import Victim
@@ -200,27 +200,5 @@ class LastLayerSpan:
             moved = torch.func.jvp(self.rows, (Z,), (geometry.tangent(Z, v),))[1]
             return back(torch.einsum("knc,knp->cp", C, moved))
 
-        if self._blocks_pay(*Z.shape):
-            blocks = self._blocks(Z, geometry, explained, C, barred)
-        else:
-            blocks = scalar_blocks(apply, geometry, Z)
-        return ImplicitNormal(apply, blocks, -back(explained.R), barred, forcing(self.loss(explained)))
-
-    def _blocks_pay(self, n: int, r: int) -> bool:
-        """To form them costs (r + 2kn)/4 products; they save about half of those that steps take, a few dozen."""
-        return r + 2 * self.rows.families * n <= 4 * _WORTH
-
-    def _blocks(
-        self, Z: Tensor, geometry: Geometry, explained: Explained, C: Tensor, barred: Tensor
-    ) -> Float[Tensor, "n r r"]:
-        """The blocks of JᵀJ that belong to one point each."""
-        blocks = []
-        for i in range(len(Z)):
-            one, z = slice(i, i + 1), Z[i : i + 1]
-            J = geometry.tangent(z, self.rows.jacobian(z))
-            F = torch.stack([explained.orthogonal(part.flatten(1)).view_as(part) for part in J])
-            blocks.append(DenseNormal.of(F, C[:, one], explained.R, barred[one]).N)
-        return torch.stack(blocks)
-
-
-_WORTH = 50
+        scales = point_scales(apply, geometry, Z, C[0])
+        return ImplicitNormal(apply, scales, -back(explained.R), barred, forcing(self.loss(explained)))

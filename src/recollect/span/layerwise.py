@@ -28,7 +28,7 @@ from recollect.shapes import Float, Tensor, Theta
 from recollect.span.base import Endpoints, Fit, Gains, Weights, cast, cost, gain
 from recollect.span.gram import Gram
 from recollect.span.layerwise_normal import normal_matrix
-from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forcing, forms_dense, scalar_blocks
+from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forcing, forms_dense, point_scales
 from recollect.span.passed import Passed, stack, total
 from recollect.span.rows import ends
 from recollect.victim import MLP, Bent, Layer, Tap, Victim
@@ -327,7 +327,8 @@ class LayerwiseSpan:
         if self.dense(*Z.shape):
             return fit, DenseNormal(self._normal_matrix(at, geometry, explained), g, barred, geometry.frame(at))
         apply = self._normal_product(Z, traced, geometry, explained)
-        return fit, ImplicitNormal(apply, scalar_blocks(apply, geometry, at), g, barred, forcing(fit.loss))
+        scales = point_scales(apply, geometry, at, explained.mixed[0, : len(at)])
+        return fit, ImplicitNormal(apply, scales, g, barred, forcing(fit.loss))
 
     def _normal_product(
         self, Z: Tensor, traced: list[tuple[Tensor, list[Tap]]], geometry: Geometry, explained: ExplainedLayers

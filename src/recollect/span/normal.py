@@ -100,15 +100,16 @@ class DenseNormal:
 class ImplicitNormal:
     """JᵀJv by one product with the Jacobians and one with their transposes; conjugate gradients for the step.
 
-    8npr operations a product where the dense matrix takes 2p(nr)² to form. The preconditioner is the block diagonal
-    of JᵀJ + λD: an r×r matrix a point or, where that costs more than it saves, the mean of its diagonal (1×1).
+    8npr operations a product where the dense matrix takes 2p(nr)² to form. The preconditioner is a number a point: the
+    blocks of JᵀJ are close to multiples of the identity, and to form them costs more products than they save.
     """
 
     apply: Callable[[Float[Tensor, "n r"]], Float[Tensor, "n r"]]
-    blocks: Float[Tensor, "n b b"]
+    scales: Float[Tensor, " n"]
+    """About the mean diagonal of each point's block of JᵀJ."""
     gradient: Float[Tensor, "n r"]
     barred: Float[Tensor, "n r"]
-    tolerance: float = 1e-3
+    tolerance: float
     """‖residual‖/‖g‖ at which a step is good enough; see `forcing`."""
     most: int = 200
 
@@ -116,34 +117,37 @@ class ImplicitNormal:
         return self._solve(-self.gradient, damping, self.tolerance)
 
     def variances(self) -> Float[Tensor, " n"]:
-        """Σ_a w_ia (N⁻¹w)_ia on average over random signs w (Hutchinson); at least f²/tr N_ii, what a point alone has.
+        """Σ_a w_ia (N⁻¹w)_ia on average over random signs w (Hutchinson): an estimate, a few ten per cent off.
 
-        Conjugate gradients that stop early leave the loosest directions too firm: still far looser than the others.
+        What other points add to it averages out only slowly, so those that are held far less than most are looked at
+        first, and left out for the sake of the others. No estimate is below what a point would have by itself.
         """
-        n, r = self.gradient.shape
-        diagonal = self.blocks.diagonal(dim1=1, dim2=2)
+        r = self.gradient.shape[1]
         free = r - self.barred.square().sum(1)
-        alone = free.square() / (r * diagonal.mean(1) + _LOADING * _scale(diagonal))
+        alone = free.square() / (r * self.scales + _LOADING * _scale(self.scales))
+        found = self._estimated(torch.ones_like(self.scales)).maximum(alone)
+        loose = found > _LOOSE * found.median()
+        if bool(loose.any()):
+            found = torch.where(loose, found, self._estimated((~loose).to(found)).maximum(alone))
+        return found
+
+    def _estimated(self, among: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        n, r = self.gradient.shape
+        # One direction that nothing holds must not be lost among nr others.
+        tolerance = min(_ROUGH, 1 / math.sqrt(n * r)) / 3
         found = []
         for signs in random_signs(n, r).to(self.gradient):
-            w = signs - (signs * self.barred).sum(1, keepdim=True) * self.barred
-            found.append((w * self._solve(w, _LOADING, _VARIANCE_TOLERANCE)).sum(1))
-        return torch.stack(found).mean(0).nan_to_num(torch.inf).maximum(alone)
+            w = among[:, None] * (signs - (signs * self.barred).sum(1, keepdim=True) * self.barred)
+            found.append((w * self._solve(w, _LOADING, tolerance)).sum(1))
+        return torch.stack(found).mean(0).nan_to_num(torch.inf)
 
     def _solve(self, b: Float[Tensor, "n r"], damping: float, tolerance: float) -> Float[Tensor, "n r"]:
-        """(JᵀJ + λD)⁻¹ b by conjugate gradients; NaN where the preconditioner is not positive definite."""
-        diagonal = self.blocks.diagonal(dim1=1, dim2=2)
-        loading = damping * diagonal.mean()
-        factor, info = torch.linalg.cholesky_ex(self.blocks + loading * torch.eye(diagonal.shape[1]).to(self.blocks))
-        if bool((info != 0).any()):
-            return torch.full_like(b, torch.nan)
-
-        def condition(v: Tensor) -> Tensor:
-            return torch.cholesky_solve(v.reshape(len(v), factor.shape[1], -1), factor).reshape(v.shape)
-
+        """(JᵀJ + λD)⁻¹ b by conjugate gradients."""
+        loading = damping * self.scales.mean()
+        inverse = 1 / (self.scales + loading)[:, None]
         s, rest = torch.zeros_like(b), b
         goal = tolerance * float(rest.norm())
-        direction = conditioned = condition(rest)
+        direction = conditioned = inverse * rest
         agreement = (rest * conditioned).sum()
         for _ in range(self.most):
             if float(rest.norm()) <= goal:
@@ -151,24 +155,45 @@ class ImplicitNormal:
             image = self.apply(direction) + loading * direction
             length = agreement / (direction * image).sum()
             s, rest = s + length * direction, rest - length * image
-            conditioned = condition(rest)
+            conditioned = inverse * rest
             before, agreement = agreement, (rest * conditioned).sum()
             direction = conditioned + agreement / before * direction
         return s
 
 
+def point_scales(
+    apply: Callable[[Tensor], Tensor], geometry: Geometry, Z: Float[Tensor, "n r"], alpha: Float[Tensor, "n c"]
+) -> Float[Tensor, " n"]:
+    """m·‖α_i‖²/mean‖α‖², m the mean diagonal of JᵀJ from random signs (Hutchinson).
+
+    (JᵀJ)_ii = (α_i·α_i) F_iᵀF_i, and F_iᵀF_i is much the same for all points. With several ends, α of their mean.
+    """
+    products = [(signs * apply(geometry.tangent(Z, signs))).mean() for signs in random_signs(*Z.shape).to(Z)]
+    mean = torch.stack(products).mean().clamp_min(1e-300)
+    squares = alpha.square().sum(1)
+    shares = squares / squares.mean().clamp_min(1e-300)
+    return mean * shares.clamp_min(1e-3)
+
+
+def random_signs(n: int, r: int) -> Float[Tensor, "k n r"]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 2, (_PROBES, n, r), generator=generator).mul(2.0).sub(1.0)
+
+
 def forcing(loss: Float[Tensor, ""]) -> float:
-    """min(0.3, ‖R‖^½): how exact an inexact Newton step need be (Eisenstat & Walker 1996); the next one corrects it.
+    """max(1e-4, min(0.3, ‖R‖^½)): how exact a step need be (after Dembo & Steihaug 1983); the next one corrects it.
 
     Far from the data a rough step leads as far as an exact one, at a quarter of the products; where the residual
-    vanishes the steps become exact with it, and convergence stays superlinear.
+    vanishes the steps become all but exact with it.
     """
     return min(_ROUGH, math.sqrt(math.sqrt(max(float(loss), 1e-16))))
 
 
 _ROUGH = 0.3
 _LOADING = 1e-12
-"""Relative to the mean diagonal: a point that explains nothing is held by nothing, and its variance is about 1e12."""
+"""Relative to the mean diagonal: what nothing holds has a variance of about 1e12, or as far as a solve gets."""
+_PROBES = 4
+_LOOSE = 100.0
 
 
 def _scale(diagonal: Tensor) -> Tensor:
@@ -177,24 +202,8 @@ def _scale(diagonal: Tensor) -> Tensor:
     return torch.where(mean > 0, mean, 1.0)
 
 
-def scalar_blocks(
-    apply: Callable[[Tensor], Tensor], geometry: Geometry, Z: Float[Tensor, "n r"]
-) -> Float[Tensor, "n 1 1"]:
-    """The mean diagonal of each point's block of JᵀJ, estimated with random signs (Hutchinson)."""
-    products = [(signs * apply(geometry.tangent(Z, signs))).mean(1) for signs in random_signs(*Z.shape).to(Z)]
-    means = torch.stack(products).mean(0)
-    return means.clamp_min(1e-3 * means.clamp_min(0).mean() + 1e-300)[:, None, None]
-
-
-def random_signs(n: int, r: int) -> Float[Tensor, "k n r"]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 2, (_PROBES, n, r), generator=generator).mul(2.0).sub(1.0)
-
-
-_PROBES = 4
-_VARIANCE_TOLERANCE = 0.03
 DENSE_UNKNOWNS, DENSE_AT_MOST = 6_000, 20_000
-"""Above so many coordinates JᵀJ is not formed: that costs as much as nr/4 products, and a step takes a few dozen.
+"""Above so many coordinates JᵀJ is not formed: that costs as much as nr/4 products, and a step takes ten or so.
 
 At most: on a GPU, which forms it at full speed while products are bound by their many launches; and for points that do
 not move each by itself, which have no other way.
