@@ -39,6 +39,8 @@ _TOO_FAR = 20.0
 _GROWTH = 1.3
 _FALL = 5.0
 """At the data the second endpoint lowers the residual at least so much; where it does not, something is wrong."""
+_VANISHED = 1e-10
+"""Where training did not move the features the data leave only rounding: whatever leaves more is not the data."""
 _PATIENCE = 8
 """Respawns in a row that may come to nothing."""
 _CLEAR_GAP = 1e6
@@ -67,7 +69,7 @@ class LastLayerStages(Stages[LastLayerSpan]):
             self._count(self._span(one, lifted), both)
         else:
             self._start(n, self._span(one, lifted))
-            self._respawn(1 if endpoints is Endpoints.BOTH else _PATIENCE)
+            self._respawn(1 if endpoints is Endpoints.BOTH else _PATIENCE, math.inf if moving else _VANISHED)
         goal = math.inf
         if n is not None and endpoints is Endpoints.BOTH:
             goal = self.outcome.loss / _FALL
