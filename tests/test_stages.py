@@ -443,6 +443,44 @@ def test_points_on_the_right_side_stay_there() -> None:
     assert bool(((stages.Z * right).sum(1) > 0).all())
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("gone", [0, 3])
+def test_a_missing_point_is_found_and_none_is_looked_for_where_all_are(seed: int, gone: int) -> None:
+    victim, data = narrow(seed)
+    problem = Problem.of(victim, Projection(parameters="all", space=FullSpace()), CPU)
+    found = reconstruct(victim, 6, Projection(parameters="all", space=FullSpace()))
+    Z = found.inputs.clone()
+    Z[gone] = Z[(gone + 1) % 6] + Z[(gone + 2) % 6]  # it shares what is others' already
+    with Search(problem.device, quiet, None, "") as search:
+        stages = AllLayerStages(problem, search, Auto(), 0)
+        stages._keep(*stages._through("both endpoints", (0.02,), Endpoints.BOTH, found.inputs))
+        whole = stages.outcome.loss
+        assert not len(stages._missing(generator(0)))
+        stages._kept = None
+        span = stages._span(Endpoints.BOTH, 0.02)
+        outcome = stages._descend("stuck", span, problem.geometry.project(Z), solver=LevenbergMarquardt(iterations=1))
+        stages._keep(span, outcome)
+        assert stages.outcome.loss > 3 * whole
+        assert len(stages._missing(generator(0)))
+        stages._respawn(Endpoints.BOTH)
+    assert len(stages.Z) == 6
+    assert stages.outcome.loss < 1.05 * whole
+    assert evaluate(replace(found, inputs=stages.Z), data.inputs).rho < 0.15
+
+
+def test_nothing_is_added_where_the_equations_would_not_count_it() -> None:
+    victim, _ = narrow(1)
+    problem = Problem.of(victim, Projection(parameters="all", space=FullSpace()), CPU)
+    with Search(problem.device, quiet, None, "") as search:
+        stages = AllLayerStages(problem, search, Auto(), 0)
+        Z = problem.geometry.project(torch.randn(24, 6, generator=generator(0), dtype=F64))
+        span = stages._span(Endpoints.BOTH, 0.02)
+        assert stages._counts(24, span)
+        assert not stages._counts(25, span)
+        stages._keep(span, stages._descend("start", span, Z, solver=LevenbergMarquardt(iterations=1)))
+        assert len(stages._missing(generator(0))) == 0
+
+
 def test_restarts_of_all_layers_keep_the_one_that_explains_most(monkeypatch: pytest.MonkeyPatch) -> None:
     victim, _ = narrow(2)
     attack = Projection(parameters="all", solver=Auto(rounds=0), restarts=3)
@@ -577,7 +615,7 @@ def test_a_module_with_hidden_signs_says_so() -> None:
     victim = train(network, theta, data.inputs, data.targets).victim
     with pytest.MonkeyPatch.context() as patch:  # the signs are open however far the descents go
         patch.setattr("recollect.stages.all_layers._FALLING", (0.5,))
-        patch.setattr("recollect.stages.all_layers._BOTH", (0.1,))
+        patch.setattr("recollect.stages.all_layers._CLOSING", (0.1,))
         patch.setattr("recollect.stages.all_layers._CLOSED", (0.0,))
         found = reconstruct(victim, 5, Projection(parameters="all", solver=Auto(rounds=0)))
     assert found.status is Status.SIGNS

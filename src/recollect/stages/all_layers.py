@@ -7,9 +7,9 @@ random starts met in one minimum in small trials, and lowering τ step by step l
 1. The last layer alone, where it has equations to spare: two endpoints explain it much better than the others. If it
    holds every point, nothing more is needed.
 2. From a random start at θf, τ from 1 to 0.02. The layers' residuals are scaled to equal norm.
-3. Respawn: points that explain next to nothing are put where most is left to explain, and τ falls again.
-4. Both endpoints; points turned to the other side of the origin where that explains as much, since for two layers
-   without bias the other side is a minimum of its own, and a false one; and respawn once more.
+3. Respawn: new points join where most is left to explain, τ falls again, and as many that explain least leave.
+4. Both endpoints, and respawn once more; then points turned to the other side of the origin where that explains as
+   much, since for two layers without bias the other side is a minimum of its own, and a false one.
 5. The middle of the way as a third end: units that switched on the way are explained better.
 6. Hard gates: the network as it is.
 7. The last layer alone, from there. Of all that was found, what is held most firmly is kept.
@@ -37,15 +37,20 @@ from recollect.victim import MLP
 
 _FALLING = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.02)
 _AGAIN = (0.5, 0.12, 0.03, 0.02)
-_BOTH = (0.1, 0.05, 0.02)
-_BETWEEN = (0.1, 0.05, 0.02)
+_CLOSING = (0.1, 0.05, 0.02)
 _CLOSED = (0.01, 0.0)
 _SPARE, _SPARE_HIDDEN = 3.3, 1.5
 """From so many equations an unknown the last layer is tried first; from fewer where signs hide: it is good at those."""
+_SPARE_LAST = 2.4
+"""From so many the last layer has one answer (docs/benchmarks.md, where recovery starts); with fewer ê flatters it."""
 _FIRM = 0.01
 """A last layer that holds most points so firmly cannot be improved upon by the others."""
 _LITTLE = 0.2
 """A point that costs so much less than most explains nothing of its own."""
+_MISSING = 3.0
+"""A new point that explains so many times a point's share of what is left is one that is missing (measured: 10 times
+where one was, 0.2 times where none)."""
+_FEW = 2
 _BETTER = 0.99
 _DOUBTED_SIDE = 2.0
 """Turning a point on the right side multiplies the loss by 3 or more where all are; on the wrong side, by about 1."""
@@ -71,7 +76,7 @@ class AllLayerStages(Stages[ExactSpan]):
         endpoints = self._endpoints(n)
         self._starts(n, endpoints)
         if endpoints is Endpoints.BOTH and self._between(n):
-            span, outcome = self._through("the way between", _BETWEEN, Endpoints.PATH, self.Z)
+            span, outcome = self._through("the way between", _CLOSING, Endpoints.PATH, self.Z)
             if math.isfinite(outcome.loss):
                 endpoints = Endpoints.PATH
                 self._keep(span, outcome)
@@ -98,7 +103,7 @@ class AllLayerStages(Stages[ExactSpan]):
 
     # One stage each.
 
-    def _spare(self, n: int) -> float:
+    def _spare(self, n: int, endpoints: Endpoints = Endpoints.FINAL) -> float:
         """Equations of the last layer over its unknowns; 0 where it does not take part."""
         problem = self.problem
         names = problem.victim.network.last.names
@@ -106,7 +111,7 @@ class AllLayerStages(Stages[ExactSpan]):
             return 0.0
         if not any(bool(part.any()) for part in problem.victim.delta(names).values()):
             return 0.0
-        span = problem.last_layer(Endpoints.FINAL)
+        span = problem.last_layer(endpoints)
         return span.equations / span.unknowns(n, problem.r, problem.geometry)
 
     def _can_lift(self, n: int) -> bool:
@@ -152,7 +157,7 @@ class AllLayerStages(Stages[ExactSpan]):
 
     def _last_layer_last(self, endpoints: Endpoints) -> None:
         """Fewer equations, but better explained: which of the two counts for more is what ê says."""
-        if self._spare(len(self.Z)) < 1:
+        if self._spare(len(self.Z), endpoints) < _SPARE_LAST:
             return
         span = self.problem.last_layer(endpoints)
         outcome = self._descend("last layer alone", span, self.Z)
@@ -192,33 +197,25 @@ class AllLayerStages(Stages[ExactSpan]):
         self._tell(f"random start {restart + 1}, gates closing", outcome)
         self._respawn(one)
         if endpoints is Endpoints.BOTH:
-            self._descend_through("both endpoints", _BOTH, endpoints)
-        turns = problem.parity is Parity.LINEAR and not self._lifted
-        if turns:
-            self._turn(endpoints)
-        if endpoints is Endpoints.BOTH and self._respawn(endpoints) and turns:
-            self._turn(endpoints)
+            self._descend_through("both endpoints", _CLOSING, endpoints)
+            self._respawn(endpoints)
+        if problem.parity is Parity.LINEAR and not self._lifted and self._turn(endpoints):
+            self._respawn(endpoints)
 
     def _descend_through(self, name: str, rungs: tuple[float, ...], endpoints: Endpoints) -> None:
         span, outcome = self._through(name, rungs, endpoints, self.Z)
         self._keep(span, outcome)
         self._tell(name, outcome)
 
-    def _respawn(self, endpoints: Endpoints) -> bool:
-        """While points explain little, or are held loosely: drop some, put new ones where most is left, close again.
-
-        Whether that led anywhere.
-        """
+    def _respawn(self, endpoints: Endpoints) -> None:
+        """While something is missing, or points explain little or are held loosely: a round."""
         generator = stream(f"respawn {len(self.stages)}", self._seed)
         failures, tried, iterations, seconds = 0, 0, 0, 0.0
-        began = self.outcome.loss
         while tried < self._options.rounds and failures < _PATIENCE:
-            costs = self.span.costs(self.Z, self._jitter).nan_to_num(0.0).cpu()
-            errors = expected_errors(self.span, self.problem.geometry, self.Z, self._jitter).cpu()
-            wrong = (costs < _LITTLE * costs.median()) | (errors > DOUBTFUL)
-            if not bool(wrong.any()) or len(costs) == 1:
+            new = self._missing(generator)
+            if not len(new):
                 break
-            outcome = self._round(endpoints, _cheapest(costs, wrong, failures, generator), generator)
+            outcome = self._round(endpoints, new)
             tried, iterations, seconds = tried + 1, iterations + outcome.iterations, seconds + outcome.seconds
             if outcome.loss < _BETTER * self.outcome.loss:
                 failures = 0
@@ -228,10 +225,39 @@ class AllLayerStages(Stages[ExactSpan]):
         if tried:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._tell(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
-        return self.outcome.loss < began
 
-    def _turn(self, endpoints: Endpoints) -> None:
-        """Turn points to the other side while the loss, once the others have moved too, falls by it.
+    def _missing(self, generator: torch.Generator) -> Float[Tensor, "m r"]:
+        """Points that would explain much of what is left; as many more as some that are there seem wrong."""
+        span, Z = self.span, self.Z
+        costs = span.costs(Z, self._jitter).nan_to_num(0.0)
+        errors = expected_errors(span, self.problem.geometry, Z, self._jitter)
+        wrong = int(((costs < _LITTLE * costs.median()) | (errors > DOUBTFUL)).sum())
+        most = max(_FEW, len(Z) // 10)
+        most = next((m for m in range(most, 0, -1) if self._counts(len(Z) + m, span)), 0)
+        if not most:
+            return Z[:0]
+        new = spawn(span, self.problem.geometry, Z, most, generator, self._jitter)
+        with torch.no_grad():
+            promising = int((span.gains(Z, self._jitter)(new) > _MISSING * self.outcome.loss / len(Z)).sum())
+        return new[: max(wrong, promising)]
+
+    def _round(self, endpoints: Endpoints, new: Float[Tensor, "m r"]) -> Outcome:
+        """With the new points among them all find their places; then as many go as explain least.
+
+        First to leave points out and then to add some is worse: where two points share what is one image's, none of
+        them seems wrong before a third has come.
+        """
+        n = len(self.Z)
+        span, grown = self._through("respawn", _AGAIN, endpoints, torch.cat([self.Z, new]))
+        costs = span.costs(grown.Z, self._jitter).nan_to_num(0.0)
+        stays = costs.argsort(descending=True, stable=True)[:n].sort().values
+        outcome = self._through("respawn", _CLOSING, endpoints, grown.Z[stays])[1]
+        return replace(
+            outcome, iterations=outcome.iterations + grown.iterations, seconds=outcome.seconds + grown.seconds
+        )
+
+    def _turn(self, endpoints: Endpoints) -> bool:
+        """Turn points to the other side while the loss, once the others have moved too, falls by it; whether any did.
 
         The gradients at x and −x differ by a linear part, which the other points can nearly make up for; a point on the
         wrong side is therefore held there, but turning it costs nothing.
@@ -242,7 +268,7 @@ class AllLayerStages(Stages[ExactSpan]):
             for some in self._doubted(before)[:_PATIENCE]:
                 Z = self.Z.clone()
                 Z[some] = -Z[some]
-                outcome = self._through("signs one by one", _BOTH, endpoints, Z)[1]
+                outcome = self._through("signs one by one", _CLOSING, endpoints, Z)[1]
                 iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
                 if outcome.loss < _BETTER * before:
                     turned, fell = turned + len(some), True
@@ -251,6 +277,7 @@ class AllLayerStages(Stages[ExactSpan]):
         if turned:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._tell(f"{turned} point{'s' if turned > 1 else ''} turned to the other side", ended)
+        return turned > 0
 
     def _doubted(self, loss: float) -> list[Int[Tensor, " m"]]:
         """Points that may be on the wrong side: all that seem to be together, then the likeliest one by one."""
@@ -259,19 +286,6 @@ class AllLayerStages(Stages[ExactSpan]):
         wrong = order[losses[order] < WRONG_SIDE * loss]
         alone = [i[None] for i in order[losses[order] < _DOUBTED_SIDE * loss]]
         return [wrong, *alone] if len(wrong) > 1 else alone
-
-    def _round(self, endpoints: Endpoints, dropped: Int[Tensor, " m"], generator: torch.Generator) -> Outcome:
-        stays = torch.ones(len(self.Z), dtype=torch.bool)
-        stays[dropped] = False
-        span = self._span(endpoints, _AGAIN[0] if self.problem.restricted.network.kinked else 0.0)
-        alone = self._descend("respawn", span, self.Z[stays.to(self.Z.device)], solver=self._rung)
-        Z = alone.Z
-        while len(Z) < len(self.Z):  # fewer than were dropped, if no more than that stand apart
-            Z = torch.cat([Z, spawn(span, self.problem.geometry, Z, len(self.Z) - len(Z), generator, self._jitter)])
-        outcome = self._through("respawn", _AGAIN, endpoints, Z)[1]
-        return replace(
-            outcome, iterations=outcome.iterations + alone.iterations, seconds=outcome.seconds + alone.seconds
-        )
 
     # How gates close.
 
@@ -289,15 +303,3 @@ class AllLayerStages(Stages[ExactSpan]):
             outcome = self._descend(f"{name}, gates over {tau:g}", span, Z, solver=None if tau == 0 else self._rung)
             Z, iterations, seconds = outcome.Z, iterations + outcome.iterations, seconds + outcome.seconds
         return span, replace(outcome, iterations=iterations, seconds=seconds)
-
-
-def _cheapest(
-    costs: Float[Tensor, " n"], wrong: Tensor, failures: int, generator: torch.Generator
-) -> Int[Tensor, " m"]:
-    """Of the points that seem wrong those that explain least, at most a tenth of all; when that failed, any few."""
-    if failures == 0:
-        order = costs.argsort(stable=True)
-        return order[wrong[order]][: max(1, len(costs) // 10)]
-    most = max(1, min(len(costs) - 1, math.ceil(len(costs) / 10)))
-    count = int(torch.randint(1, most + 1, (), generator=generator))
-    return torch.multinomial(1 / costs.clamp_min(1e-3 * float(costs.median()) + 1e-300), count, generator=generator)
