@@ -25,6 +25,8 @@ from recollect import (
 from recollect.data import Dataset, from_arrays
 from recollect.errors import OptionError, VictimError
 from recollect.memory import total_memory
+from recollect.problem import Problem
+from recollect.reconstruct import _together, reconstruct_seeds
 from recollect.result import Reconstruction
 from recollect.solve import Outcome
 from recollect.span import LastLayerSpan
@@ -43,6 +45,26 @@ def trained() -> tuple[Victim, Dataset]:
 
 
 QUICK = Projection(solver=GradientDescent(iterations=1500), dtype=F64)
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 5])
+def test_seeds_that_share_their_products_give_what_each_gives_alone(
+    trained: tuple[Victim, Dataset], at_once: int
+) -> None:
+    victim, _ = trained
+    attack = replace(QUICK, solver=GradientDescent(iterations=40))
+    problem = Problem.of(victim, attack, torch.device("cpu"))
+    solver = GradientDescent(iterations=40, step_size=20.0)
+    seeds = [3, 0, 7, 7, 2]
+    together = _together(problem, solver, problem.span(5), 5, seeds, at_once)
+    alone = reconstruct_seeds(victim, 5, attack, seeds=seeds, device="cpu")
+    assert len(together) == len(alone) == 5
+    for a, b, seed in zip(together, alone, seeds, strict=True):
+        torch.testing.assert_close(a.inputs, b.inputs, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(a.trace, b.trace, rtol=1e-8, atol=1e-12)
+        assert (a.status, a.step_size, a.rank, a.span) == (b.status, b.step_size, b.rank, b.span)
+        assert torch.equal(b.inputs, reconstruct(victim, 5, attack, seed=seed, device="cpu").inputs)
+    assert not torch.equal(alone[0].inputs, alone[1].inputs)
 
 
 def test_algorithm_2_recovers_the_data_of_a_trained_network(trained: tuple[Victim, Dataset]) -> None:

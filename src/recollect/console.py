@@ -29,6 +29,11 @@ class Terminal:
         self._out = Console(stderr=json, highlight=False, soft_wrap=True)
         self._err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+    @property
+    def interactive(self) -> bool:
+        """Whether somebody may be watching a bar."""
+        return self._err.is_terminal
+
     def say(self, text: str) -> None:
         self._out.print(text, markup=False)
 

@@ -9,18 +9,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from recollect.data import load_dataset
 from recollect.files import write_files
 from recollect.inspection import inspect
 from recollect.metrics import Score, evaluate
 from recollect.progress import Progress
+from recollect.recipe import Recipe
 from recollect.reconstruct import reconstruct
 from recollect.records import read_reconstruction, versions, write_reconstruction
 from recollect.report import image_pairs, render, sheet
-from recollect.seeds import stream
-from recollect.training import train
 from recollect.truth import read_truth, write_training
-from recollect.victim import Victim, initial_theta, mlp
+from recollect.victim import Victim
 
 N = 20
 WIDTH = 2000
@@ -30,10 +28,9 @@ def tell(out: Path, *, seed: int, say: Callable[[str], None], progress: Progress
     """Run it all into `out`, saying what happens; returns the score."""
     began = time.perf_counter()
     say(f"1. Training a two-layer network of width {WIDTH} on {N} photographs (32×32×3) until it knows them by heart …")
-    data = load_dataset("photos", N)
-    network = mlp(data.inputs.shape[1], WIDTH, data.targets.shape[1])
-    theta_0 = initial_theta(network, init="fan-in", generator=stream("weights", seed), dtype=torch.float32)
-    made = train(network, theta_0, data.inputs, data.targets, progress=progress)
+    recipe = Recipe(dataset="photos", n=N, width=WIDTH, seed=seed)
+    data = recipe.data()
+    made = recipe.make(data, torch.device("cpu"), progress)
     write_training(
         out,
         data,

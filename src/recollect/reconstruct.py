@@ -9,6 +9,7 @@ Nothing here, or in anything it imports, can read the training data: see `.impor
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -23,7 +24,7 @@ from recollect.result import Checkpoint, Reconstruction, Stage
 from recollect.search import Search
 from recollect.seeds import stream
 from recollect.shapes import Tensor
-from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, paper_step
+from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, minimise_each, paper_step, start
 from recollect.solve.confidence import confidence
 from recollect.span import Endpoints, ExactSpan, LastLayerSpan, Span
 from recollect.stages import AllLayerStages, LastLayerStages
@@ -56,8 +57,8 @@ def reconstruct(
             "give --n"
         )
     doubts = () if n is None else problem.check(n)
-    if isinstance(solver, GradientDescent) and solver.step_size is None:
-        solver = replace(solver, step_size=paper_step(victim.d))
+    if isinstance(solver, GradientDescent):
+        solver = _with_step(solver, victim)
     span: Span
     judge: Span  # what is reported of all layers is of the network as it is, whatever led to the points
     total, at_once = None, 1
@@ -81,6 +82,56 @@ def reconstruct(
     step = solver.step_size if isinstance(solver, GradientDescent) else None
     exact = not isinstance(solver, GradientDescent)
     return _result(problem, span, judge, best, stages, doubts, step, search.resumed_at, exact)
+
+
+def reconstruct_seeds(
+    victim: Victim,
+    n: int | None,
+    attack: Projection | None = None,
+    *,
+    seeds: Sequence[int],
+    device: torch.device | str = "auto",
+) -> tuple[Reconstruction, ...]:
+    """`reconstruct` with each of these seeds.
+
+    On a GPU the starts of gradient descent on the last layer share their matrix products, as many at once as memory
+    allows: a step of five takes little longer than a step of one. Their results then differ from those of single runs
+    by rounding, as the order of sums does.
+    """
+    attack, where = attack or Projection(), choose_device(device)
+    solver = attack.solver
+    if where.type == "cuda" and n is not None and isinstance(solver, GradientDescent) and attack.restarts == 1:
+        problem = Problem.of(victim, attack, where)
+        span = problem.span(n, attack.endpoints or Endpoints.FINAL)
+        if (at_once := _at_once(problem, solver, span, n)) > 1:
+            return _together(problem, _with_step(solver, victim), span, n, seeds, at_once)
+    return tuple(reconstruct(victim, n, attack, seed=seed, device=where) for seed in seeds)
+
+
+def _together(
+    problem: Problem, solver: GradientDescent, span: Span, n: int, seeds: Sequence[int], at_once: int
+) -> tuple[Reconstruction, ...]:
+    doubts = problem.check(n)
+    found: list[Reconstruction] = []
+    for some in (seeds[k : k + at_once] for k in range(0, len(seeds), at_once)):
+        Z = torch.stack([random_start(problem.geometry, n, problem.r, stream("start 0", seed)) for seed in some])
+        outcomes = minimise_each(
+            solver,
+            span,
+            problem.geometry,
+            start(solver, Z.to(problem.device, problem.dtype)),
+            tolerance=problem.attack.tolerance,
+            report=lambda done, message: None,
+            save=lambda run, seconds: None,
+        )
+        for one in outcomes:
+            stage = Stage("gradient descent, start 1", one.loss, one.iterations, one.seconds, one.status.value)
+            found.append(_result(problem, span, span, one, (stage,), doubts, solver.step_size, 0, False))
+    return tuple(found)
+
+
+def _with_step(solver: GradientDescent, victim: Victim) -> GradientDescent:
+    return solver if solver.step_size is not None else replace(solver, step_size=paper_step(victim.d))
 
 
 def _restarts(

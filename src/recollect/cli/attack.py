@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 
 from recollect.cli.common import (
-    DTYPES,
     Count,
     CountOrAuto,
     Device,
@@ -26,6 +25,7 @@ from recollect.errors import OptionError, RunError
 from recollect.files import check_writable, read_tensors
 from recollect.inspection import inspect as inspect_victim
 from recollect.options import Auto, Basis, FullSpace, Projection, Subspace
+from recollect.recipe import DTYPES
 from recollect.reconstruct import choose_device
 from recollect.reconstruct import reconstruct as run_attack
 from recollect.records import CHECKPOINT, FACTS, TENSORS, FileCheckpoint, finite, write_reconstruction

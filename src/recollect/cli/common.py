@@ -46,7 +46,6 @@ def _whole_or_auto(kind: object, tokens: Sequence[Token]) -> int | str:
 CountOrAuto = Annotated[int | Literal["auto"], Parameter(converter=_whole_or_auto)]
 Count = Annotated[int, Parameter(converter=_whole)]
 Seed = Annotated[int, Parameter(converter=_whole, help="Same seed, same machine, same bits.")]
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def load_victim(

@@ -5,18 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from recollect.cli.common import DTYPES, Count, Device, Flag, Json, Seed, app, check_seed, score_json
+from recollect.cli.common import Count, Device, Flag, Json, Seed, app, check_seed, score_json
 from recollect.console import Terminal
-from recollect.data import load_dataset
 from recollect.files import check_writable
+from recollect.recipe import Recipe
 from recollect.reconstruct import choose_device
 from recollect.records import versions
-from recollect.seeds import stream
-from recollect.training import FullBatchDescent, SquaredError, check_tolerance, minimum_norm
-from recollect.training import train as run_training
 from recollect.truth import write_training
-from recollect.victim import initial_theta, mlp, random_features
-from recollect.victim.activations import activation as check_activation
 
 
 @app.command
@@ -111,39 +106,35 @@ def train(
         Precision of the training.
     """
     terminal = Terminal(json=json)
-    check_seed(seed)
-    check_activation(activation)
-    check_tolerance(tolerance)
-    loss_, optimiser = (
-        SquaredError(reduction=loss.removeprefix("mse-")),
-        FullBatchDescent(learning_rate=None if learning_rate == "auto" else learning_rate, max_steps=max_steps),
+    recipe = Recipe(
+        dataset=dataset,
+        n=n,
+        width=width,
+        dim=dim,
+        rank=rank,
+        noise=noise,
+        keep_norms=keep_norms,
+        victim=victim,
+        depth=depth,
+        bias=bias,
+        activation=activation,
+        init=init,
+        loss=loss,
+        learning_rate=None if learning_rate == "auto" else learning_rate,
+        tolerance=tolerance,
+        max_steps=max_steps,
+        dtype=dtype,
+        seed=seed,
     )
     where = choose_device(device)
     check_writable(out)
-    data = load_dataset(dataset, n, dim=dim, rank=rank, noise=noise, seed=seed, keep_norms=keep_norms)
-    d, c = data.inputs.shape[1], data.targets.shape[1]
-    make = (
-        random_features(d, width, c, bias=bias, activation=activation)
-        if victim == "rf"
-        else mlp(d, width, c, depth=depth, bias=bias, activation=activation)
-    )
-    generator = stream("weights", seed)
-    theta_0 = {
-        name: tensor.to(where)
-        for name, tensor in initial_theta(make, init=init, generator=generator, dtype=DTYPES[dtype]).items()
-    }
-    X, Y = data.inputs.to(where), data.targets.to(where)
-    if victim == "rf":
-        done = minimum_norm(make, theta_0, X, Y)
-    else:
-        done = run_training(
-            make, theta_0, X, Y, loss=loss_, optimiser=optimiser, tolerance=tolerance, progress=terminal.progress
-        )
+    data = recipe.data()
+    done = recipe.make(data, where, terminal.progress)
     facts: dict[str, Any] = {
         "options": {
             "dataset": dataset,
             "n": n,
-            "dim": d,
+            "dim": data.inputs.shape[1],
             "rank": data.basis.shape[1],
             "noise": noise if dataset == "synthetic" else None,
             "keep_norms": keep_norms,

@@ -5,8 +5,7 @@ A solver says how to start and how to take one step. Nothing in an iteration wai
 the jitter climbs one rung for the steps to come. The loop looks at the numbers every `_CHECK` iterations, or when it
 is time to report; after each iteration of a solver that waits for the device anyway.
 
-A run may hold several starts, stacked along a first dimension: they share their matrix products and nothing else, and
-the best of them is what the run found.
+A run may hold several starts, stacked along a first dimension: they share their matrix products and nothing else.
 """
 
 from __future__ import annotations
@@ -135,9 +134,26 @@ def minimise(
     save: Callable[[Run, float], None],
     seconds: float = 0.0,
 ) -> Outcome:
-    """Step until the tolerance, the last iteration, a singular Gram or Ctrl-C; return the best point met.
+    """The best of what `minimise_each` finds."""
+    found = minimise_each(solver, span, geometry, run, tolerance=tolerance, report=report, save=save, seconds=seconds)
+    return min(found, key=lambda outcome: outcome.loss)
 
-    `seconds` were spent on this run before it was interrupted.
+
+def minimise_each(
+    solver: Solver,
+    span: Span,
+    geometry: Geometry,
+    run: Run,
+    *,
+    tolerance: float,
+    report: Report,
+    save: Callable[[Run, float], None],
+    seconds: float = 0.0,
+) -> tuple[Outcome, ...]:
+    """Step until the tolerance, the last iteration, a singular Gram or Ctrl-C; the best point each start has met.
+
+    Several starts end together: when one of them reaches the tolerance, or none can go on. `seconds` were spent on this
+    run before it was interrupted.
     """
     if (kept := run.trace.shape[-1]) < solver.iterations:  # resumed with more iterations than it was started with
         more = run.trace.new_full((*run.trace.shape[:-1], solver.iterations - kept), torch.nan)
@@ -160,10 +176,7 @@ def minimise(
                         status = Status.CONVERGED
                         break
                     if int(run.rung.min()) == len(JITTERS):
-                        # Every rung failed: at a point that could be looked at, or on the way from it?
-                        seen = bool(torch.isfinite(run.trace[..., iteration - 1]).any())
-                        status = Status.DIVERGED if seen else Status.SINGULAR
-                        break
+                        break  # which of the two it was, `_finish` says of each start
                     if solver.at_rest(run.state):
                         status = Status.STATIONARY
                         break
@@ -180,10 +193,10 @@ def minimise(
                     saved = time.perf_counter()
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
-    outcome = _finish(span, run, ladder, status)
+    outcomes = _finish(span, run, ladder, status)
     spent = time.perf_counter() - began
     save(run, spent)
-    return replace(outcome, seconds=spent)
+    return tuple(replace(outcome, seconds=spent) for outcome in outcomes)
 
 
 def _advance(solver: Solver, span: Span, geometry: Geometry, ladder: Tensor, run: Run) -> Run:
@@ -207,16 +220,27 @@ def _each(flags: Tensor, of: Tensor) -> Tensor:
     return flags.reshape(flags.shape + (1,) * (of.dim() - flags.dim()))
 
 
-def _finish(span: Span, run: Run, ladder: Tensor, status: Status) -> Outcome:
+def _finish(span: Span, run: Run, ladder: Tensor, status: Status) -> list[Outcome]:
     jitter = ladder.take(run.rung.clamp_max(len(ladder) - 1))
     # The last step led somewhere that no fit has looked at yet.
     last = span.fit(run.state["Z"], gradient=False, jitter=jitter).loss
     better = last < run.best_loss
     Z = torch.where(_each(better, run.best_Z), run.state["Z"], run.best_Z).reshape(-1, *run.best_Z.shape[-2:])
-    losses = torch.where(better, last, run.best_loss).reshape(-1)
-    k, iterations = int(losses.argmin()), int(run.iteration)
-    trace = run.trace[..., :iterations].reshape(len(Z), iterations)[k]
-    return Outcome(Z[k].clone(), float(losses[k]), trace.cpu(), iterations, 0.0, float(jitter.reshape(-1)[k]), status)
+    losses = torch.where(better, last, run.best_loss).reshape(-1).tolist()
+    iterations = int(run.iteration)
+    traces = run.trace[..., :iterations].reshape(len(Z), iterations).cpu()
+    jitters, rungs = jitter.reshape(-1).tolist(), run.rung.reshape(-1).tolist()
+
+    def ended(k: int) -> Status:
+        if rungs[k] < len(JITTERS):
+            return status
+        # Every rung failed: at a point that could be looked at, or on the way from it?
+        return Status.DIVERGED if bool(torch.isfinite(traces[k, -1])) else Status.SINGULAR
+
+    return [
+        Outcome(Z[k].clone(), losses[k], traces[k].clone(), iterations, 0.0, jitters[k], ended(k))
+        for k in range(len(Z))
+    ]
 
 
 def captured(advance: Advance, run: Run) -> tuple[Advance, Run]:

@@ -1,0 +1,1 @@
+"""Studies: plans of many runs, how they are carried out, and what is made of their results."""

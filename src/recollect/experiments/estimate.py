@@ -1,0 +1,132 @@
+"""What a job will take: floating-point operations over what the machine does in a second, and bytes.
+
+Written down before anything is trained, from sizes alone: r, p, c, the depth. How many steps a search needs is not
+known beforehand, so times are right within a factor of about three; they order the work and say whether a plan takes
+minutes or days. Memory follows the arrays that are largest in each method.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from recollect.experiments.job import Job
+from recollect.span.normal import dense_normal_bytes, forms_dense
+
+_TRAINING_STEPS = 2_000
+_SEARCH_STEPS = 150
+"""Of `auto`: both endpoints, respawns and all."""
+_ITERATIONS = 10_000
+_START = 0.05
+"""Seconds that any job takes: reading the victim, scoring."""
+_WAIT = {"cpu": 4e-4, "cuda": 2.5e-4}
+"""Seconds an iteration takes at least: its many small operations, or their launches as one CUDA graph."""
+_LOADED = 6e8
+"""Bytes of a worker with torch in it."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    seconds: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a device does in a second, measured."""
+
+    device: torch.device
+    single: float
+    double: float
+
+    @classmethod
+    def measured(cls, device: torch.device, threads: int = 1) -> Machine:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return cls(device, _rate(device, torch.float32), _rate(device, torch.float64))
+        finally:
+            torch.set_num_threads(before)
+
+
+def _rate(device: torch.device, dtype: torch.dtype) -> float:
+    size = 1024 if device.type == "cpu" else 8192
+    A = torch.ones(size, size, device=device, dtype=dtype)
+    best = 1e300
+    for _ in range(3):
+        began = time.perf_counter()
+        float((A @ A)[0, 0])
+        best = min(best, time.perf_counter() - began)
+    return 2.0 * size**3 / best
+
+
+def training_cost(job: Job, sizes: Mapping[str, tuple[int, int]], machine: Machine) -> Cost:
+    recipe = job.recipe
+    d, c = sizes[dataset_key(job)]
+    parameters = _parameters(job, d, c)
+    size = 8 if recipe.dtype == "float64" else 4
+    inside = _parameters(job, min(d, recipe.n), c) if recipe.dtype == "float64" and 2 * recipe.n <= d else parameters
+    flops = 6.0 * recipe.n * inside
+    if recipe.victim == "rf":
+        return Cost(_START + flops / machine.double, _LOADED + 3 * parameters * size)
+    step = max(_WAIT[machine.device.type], flops / (machine.double if size == 8 else machine.single))
+    return Cost(_START + _TRAINING_STEPS * step, _LOADED + 4.0 * parameters * size)
+
+
+def attack_cost(jobs: tuple[Job, ...], sizes: Mapping[str, tuple[int, int]], machine: Machine) -> Cost:
+    """Of some jobs of one group."""
+    job = jobs[0]
+    recipe = job.recipe
+    (d, c), n, p = sizes[dataset_key(job)], recipe.n, recipe.width
+    r = d if job.method == "full" else (recipe.rank if recipe.dataset == "synthetic" else min(n, d))
+    hidden = (recipe.depth - 2) * p * p if recipe.victim == "mlp" else 0
+    kept = _LOADED + 2.0 * _parameters(job, d, c) * (8 if recipe.dtype == "float64" else 4)
+    last = job.parameters == "last"
+    fit = 6.0 * n * (r * p + hidden) + 2.0 * n * p * (n + 3 * c)
+    held = 6.0 * n * (p * (recipe.depth - 1) + r)
+    if not last:
+        rows = n * c
+        fit += 2.0 * rows * rows * (p * recipe.depth) + rows**3 / 3
+        held += 4.0 * rows * (rows + p * recipe.depth)
+    if job.solver == "gd":
+        together = len(jobs) if machine.device.type == "cuda" and last else 1
+        iterations = (job.iterations or _ITERATIONS) * job.restarts
+        step = max(_WAIT[machine.device.type], together * fit / machine.single)
+        return Cost(
+            len(jobs) * _START + iterations * step * len(jobs) / together,
+            kept + 4 * held * together + 4.0 * _parameters(job, r, c),
+        )
+    families = 1 if job.endpoints in ("final", "initial") else 2
+    needed: float = dense_normal_bytes(families, p, n, r) + (0 if last else 8 * (families * n * c) ** 2)
+    if forms_dense(n, r, int(needed), machine.device):
+        step = (families**2 if last else 2 * families**2) * 2.0 * p * (n * r) ** 2 * min(c, families) + (n * r) ** 3 / 3
+    else:
+        step, needed = 60 * families * fit, 16 * families * held
+    steps = _SEARCH_STEPS * job.restarts * (1 if last else 3)
+    seconds = steps * max(10 * _WAIT[machine.device.type], step / machine.double)
+    return Cost(len(jobs) * (_START + seconds), kept + needed + 8.0 * held)
+
+
+def dataset_key(job: Job) -> str:
+    """Jobs with the same key have inputs and targets of the same dimensions."""
+    recipe = job.recipe
+    return f"{recipe.dataset} {recipe.dim}" if recipe.dataset == "synthetic" else recipe.dataset
+
+
+def dimensions(jobs: tuple[Job, ...], sources: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """d and c of every data set of the jobs; a data set that cannot be had fails here, before anything is run."""
+    found: dict[str, tuple[int, int]] = {}
+    for job in jobs:
+        if dataset_key(job) not in found:
+            data = job.recipe.data(sources)
+            found[dataset_key(job)] = (data.inputs.shape[1], data.targets.shape[1])
+    return found
+
+
+def _parameters(job: Job, d: int, c: int) -> float:
+    recipe = job.recipe
+    hidden = (recipe.depth - 2) * recipe.width if recipe.victim == "mlp" else 0
+    return float(recipe.width * (d + hidden + c))

@@ -1,0 +1,75 @@
+"""Plans: a TOML file with grids of options, which expand to jobs.
+
+    [common]                        # for every grid
+    dataset = "synthetic"
+    n = 100
+    training_seed = [0, 1, 2]       # a list is a dimension of the grid
+
+    [[grid]]
+    width = [2000, 4000]
+    solver = "gd"
+    method = ["full", "subspace", "true"]
+
+The names are those of `Job` and `Recipe` (`seed` of the victim is `training_seed`). A grid is the product of its lists.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recollect.errors import FileError, OptionError
+from recollect.experiments.job import COLUMNS, Job
+
+_MOST = 100_000
+
+
+def read_plan(path: Path) -> tuple[Job, ...]:
+    """The jobs of a plan, each once: victim by victim, and within one in the order of the file."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"expected a plan at {path}, got: {error.strerror or error}; check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FileError(f"expected TOML in {path}, got: {error}; correct the file") from None
+    return expand(content, str(path))
+
+
+def expand(content: Mapping[str, Any], where: str = "the plan") -> tuple[Job, ...]:
+    common, grids = content.get("common", {}), content.get("grid", [])
+    tables = isinstance(grids, list) and grids and all(isinstance(grid, dict) for grid in grids)
+    if not tables or not isinstance(common, dict) or set(content) - {"common", "grid"}:
+        raise FileError(
+            f"expected [[grid]] tables and perhaps [common] in {where}, got {', '.join(content) or 'nothing'}; "
+            "see plans/quick.toml"
+        )
+    jobs: dict[str, Job] = {}
+    total = 0
+    for grid in grids:
+        lists = {name: _values(name, value, where) for name, value in {**common, **grid}.items()}
+        total += math.prod(len(values) for values in lists.values())
+        if total > _MOST:
+            raise FileError(f"expected at most {_MOST} jobs in {where}, got {total} or more; split the plan")
+        # In the order of the options: the victim's first, the seed of the attack last.
+        names = sorted(lists, key=lambda name: COLUMNS.index(name) if name in COLUMNS else -1)
+        for values in itertools.product(*(lists[name] for name in names)):
+            try:
+                job = Job.of(dict(zip(names, values, strict=True)))
+            except OptionError as error:
+                raise OptionError(f"{where}: {error}") from None
+            jobs.setdefault(job.name, job)
+    victims: dict[str, list[Job]] = {}
+    for job in jobs.values():
+        victims.setdefault(job.victim_name, []).append(job)
+    return tuple(itertools.chain.from_iterable(victims.values()))
+
+
+def _values(name: str, value: Any, where: str) -> list[Any]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise FileError(f"expected a value or a list of values for {name} in {where}, got an empty list; fill it in")
+    return values

@@ -1,0 +1,149 @@
+"""All jobs of a plan: what is done is skipped, each victim is trained once, what fails is tried once more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from recollect.experiments.engines import Ended, Engine
+from recollect.experiments.estimate import Cost, Machine, attack_cost, dimensions, training_cost
+from recollect.experiments.job import Job
+from recollect.experiments.perform import Task
+from recollect.experiments.store import Store
+
+_TRIES, _TRIES_IF_LOST = 2, 4
+"""A job is tried once more. One whose worker died is tried more often: that need not be its fault."""
+_LOOK = 0.5
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a sweep is."""
+
+    done: int
+    total: int
+    failed: int
+    seconds: float
+    """Estimated of what is done, and of all."""
+    all_seconds: float
+    elapsed: float
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left, if it goes on as it did."""
+        return self.elapsed * (self.all_seconds / self.seconds - 1) if self.seconds > 0 else None
+
+
+def tasks_of(
+    jobs: Sequence[Job], store: Store, machine: Machine, sources: Mapping[str, str]
+) -> tuple[dict[str, Task], list[Task]]:
+    """Trainings by the name of their victim, and attacks; of jobs that are not done.
+
+    The seeds of gradient descent on the last layer are one task on a GPU, and then always all of them: results of
+    starts that share their products depend, by rounding, on which they are.
+    """
+    sizes = dimensions(tuple(jobs), sources)
+    missing = [job for job in jobs if not store.has(job)]
+
+    def task(some: tuple[Job, ...], trains: bool, cost: Cost) -> Task:
+        folder, device = store.folder.absolute(), machine.device.type
+        return Task(some, trains, folder, device, dict(sources), cost.bytes, cost.seconds)
+
+    trainings: dict[str, Task] = {}
+    for job in missing:
+        if job.victim_name not in trainings and not store.has_victim(job):
+            trainings[job.victim_name] = task((job,), True, training_cost(job, sizes, machine))
+    batches: dict[str, list[Job]] = {}
+    for job in jobs:
+        together = machine.device.type == "cuda" and job.solver == "gd" and job.parameters == "last"
+        batches.setdefault(job.group.name if together else job.name, []).append(job)
+    wanted = {job.name for job in missing}
+    chosen = [tuple(some) for some in batches.values() if any(job.name in wanted for job in some)]
+    attacks = [task(some, False, attack_cost(some, sizes, machine)) for some in chosen]
+    return trainings, attacks
+
+
+@dataclass
+class Sweep:
+    """The state of a sweep: what waits for a victim, what can be placed, what is under way, what is over."""
+
+    store: Store
+    keep_victims: bool = False
+    _ready: list[Task] = field(default_factory=list)
+    _waiting: dict[str, list[Task]] = field(default_factory=dict)
+    _left: dict[str, int] = field(default_factory=dict)
+    """Attacks on each victim that are not over."""
+    _tries: dict[int, int] = field(default_factory=dict)
+    _running: int = 0
+    _failures: dict[Job, str] = field(default_factory=dict)
+
+    def run(
+        self,
+        trainings: Mapping[str, Task],
+        attacks: Iterable[Task],
+        engine: Engine,
+        report: Callable[[Progress], None],
+    ) -> dict[Job, str]:
+        """Carry all of it out; what failed, and why."""
+        attacks = list(attacks)
+        for task in attacks:
+            victim = task.jobs[0].victim_name
+            self._left[victim] = self._left.get(victim, 0) + 1
+            if victim in trainings:
+                if victim not in self._waiting:
+                    self._waiting[victim] = []
+                    self._ready.append(trainings[victim])
+                self._waiting[victim].append(task)
+            else:
+                self._ready.append(task)
+        total = sum(len(task.jobs) for task in attacks)
+        cost = sum(task.seconds for task in [*attacks, *trainings.values()])
+        began, done, spent = time.perf_counter(), 0, 0.0
+        while self._ready or self._running:
+            self._place(engine)
+            for ended in engine.wait(_LOOK):
+                self._running -= 1
+                for task in self._over(ended):
+                    spent += task.seconds
+                    done += 0 if task.trains else len(task.jobs)
+            elapsed = time.perf_counter() - began
+            report(Progress(done, total, len(self._failures), spent, cost, elapsed))
+        return self._failures
+
+    def _place(self, engine: Engine) -> None:
+        for task in list(self._ready):
+            if engine.room(task):
+                self._ready.remove(task)
+                self._running += 1
+                engine.submit(task)
+
+    def _over(self, ended: Ended) -> list[Task]:
+        """The tasks that are over with it: none if it is tried again; all that waited for a victim that will not be."""
+        task, error = ended.task, ended.error
+        if error is None and not task.trains and not all(self.store.has(job) for job in task.jobs):
+            error = "no result was written"
+        if error is None:
+            if task.trains:  # its attacks come next, while it may still be in the disk's cache
+                self._ready[:0] = self._waiting.pop(task.jobs[0].victim_name)
+            else:
+                self._released(task)
+            return [task]
+        tries = self._tries[id(task)] = self._tries.get(id(task), 0) + 1
+        if tries < (_TRIES_IF_LOST if ended.lost else _TRIES):
+            self._ready.append(task)
+            return []
+        failed = self._waiting.pop(task.jobs[0].victim_name) if task.trains else [task]
+        for one in failed:
+            for job in one.jobs:
+                if not self.store.has(job):
+                    self._failures[job] = f"its victim: {error}" if task.trains else error
+                    self.store.fail(job, self._failures[job])
+            self._released(one)
+        return [task, *failed] if task.trains else failed
+
+    def _released(self, task: Task) -> None:
+        victim = task.jobs[0].victim_name
+        self._left[victim] -= 1
+        if not self._left[victim] and not self.keep_victims:
+            self.store.drop_victim(task.jobs[0])

@@ -1,0 +1,132 @@
+"""The results of a sweep as one tidy table: a row a job, in an order that does not depend on when each was run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recollect.errors import FileError, OptionError
+from recollect.experiments.job import COLUMNS, Job
+from recollect.experiments.store import Store
+from recollect.files import write_bytes
+
+Row = dict[str, Any]
+RESULTS = (
+    "rho",
+    "rho_up_to_sign",
+    "rho_closest",
+    "median_error",
+    "worst_error",
+    "recovered",
+    "missed",
+    "spurious",
+    "residual",
+    "status",
+    "rank_used",
+    "equations",
+    "unknowns",
+    "steps",
+    "step_size",
+    "confidence",
+    "chance_sphere",
+    "chance_span",
+    "chance_span_up_to_sign",
+    "chance_other_points",
+    "training_mse",
+    "training_steps",
+    "training_step_size",
+    "gap_rank",
+    "device",
+    "together",
+    "torch",
+)
+SECONDS = ("attack_seconds", "group_seconds", "training_seconds")
+
+
+def table(store: Store) -> list[Row]:
+    """Columns: the job's name, its options, what came of it, times (`_seconds`)."""
+    rows = []
+    for job, result, seconds in store.results():
+        told = {**{name: result.get(name) for name in RESULTS}, **{name: seconds.get(name) for name in SECONDS}}
+        rows.append((_order(job), {"job": job.name, **job.columns(), **told}))
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+
+
+def _order(job: Job) -> tuple[tuple[str, float, str], ...]:
+    """By the options in their order, numbers as numbers."""
+
+    def place(value: Any) -> tuple[str, float, str]:
+        number = isinstance(value, (int, float))
+        return ("number", float(value), "") if number else ("text", 0.0, "" if value is None else str(value))
+
+    columns = job.columns()
+    return tuple(place(columns[name]) for name in COLUMNS)
+
+
+def write_table(rows: Sequence[Row], path: Path) -> None:
+    if path.suffix == ".csv":
+        write_bytes(path, csv_bytes(rows))
+    elif path.suffix == ".parquet":
+        write_bytes(path, _parquet_bytes(rows))
+    else:
+        raise OptionError(f"expected --out FILE.csv or FILE.parquet, got {path.name}; choose one of those")
+
+
+def csv_bytes(rows: Sequence[Row]) -> bytes:
+    """Floats as `repr` writes them, which reads back to the same bits; nothing for None."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    names = ["job", *COLUMNS, *RESULTS, *SECONDS]
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow(["" if row[name] is None else _written(row[name]) for name in names])
+    return text.getvalue().encode()
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _parquet_bytes(rows: Sequence[Row]) -> bytes:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise OptionError("expected pyarrow for a .parquet file, got none; pip install pyarrow, or use .csv") from None
+    # A column that may hold text or a number is text.
+    mixed = {"subspace_rank"}
+    plain = [{name: str(value) if name in mixed else value for name, value in row.items()} for row in rows]
+    buffer = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.Table.from_pylist(plain), buffer)
+    content: bytes = buffer.getvalue().to_pybytes()
+    return content
+
+
+def read_table(path: Path) -> list[Row]:
+    """A table that `write_table` made, as .csv."""
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FileError(f"expected a table at {path}, got: {error}; make it with `recollect export`") from None
+    missing = {"job", *COLUMNS, *RESULTS} - set(rows[0] if rows else ())
+    if missing:
+        what = f"a table without {', '.join(sorted(missing)[:5])}" if rows else "an empty one"
+        raise FileError(f"expected the columns of `recollect export` in {path}, got {what}; export it again")
+    return [{name: _read(value) for name, value in row.items()} for row in rows]
+
+
+def _read(text: str | None) -> Any:
+    if not text:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (int, float, bool)) else text

@@ -1,0 +1,177 @@
+"""Plans and jobs: what a file expands to, what names a job, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.errors import FileError, OptionError
+from recollect.experiments.job import COLUMNS, Job
+from recollect.experiments.plan import expand, read_plan
+from recollect.options import Basis, FullSpace, Subspace
+from recollect.recipe import Recipe
+from recollect.solve import GradientDescent
+
+PLANS = Path(__file__).parents[2] / "plans"
+SMALL = {"dataset": "synthetic", "n": 6, "width": 60}
+
+
+def job(**options: object) -> Job:
+    return Job.of({**SMALL, **options})
+
+
+def test_a_grid_is_the_product_of_its_lists_victim_by_victim() -> None:
+    plan = {
+        "common": {**SMALL, "training_seed": [0, 1]},
+        "grid": [
+            {"solver": "gd", "method": ["full", "subspace"], "reconstruction_seed": [0, 1, 2]},
+            {"solver": "auto"},
+        ],
+    }
+    jobs = expand(plan)
+    assert len(jobs) == 2 * (2 * 3 + 1)
+    assert [one.recipe.seed for one in jobs] == [0] * 7 + [1] * 7
+    first = [(one.method, one.solver, one.reconstruction_seed) for one in jobs[:7]]
+    assert first == [*((m, "gd", s) for m in ("full", "subspace") for s in range(3)), ("subspace", "auto", 0)]
+
+
+def test_a_job_named_twice_is_run_once() -> None:
+    assert len(expand({"grid": [SMALL, {**SMALL, "width": [60, 70]}]})) == 2
+
+
+@pytest.mark.parametrize("path", sorted(PLANS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_plan_of_the_repository_expands(path: Path) -> None:
+    assert read_plan(path)
+
+
+def test_names_follow_what_a_job_is_and_defaults_do_not_count() -> None:
+    one = job()
+    assert one.name == job(depth=2, momentum=0.9).name
+    others = [
+        job(width=61),
+        job(training_seed=1),
+        job(reconstruction_seed=1),
+        job(method="full"),
+        job(solver="gd"),
+        job(parameters="all"),
+        job(endpoints="both"),
+        job(keep_points=True),
+    ]
+    assert len({one.name, *(other.name for other in others)}) == 9
+    assert one.victim_name == job(method="full", reconstruction_seed=3).victim_name != others[0].victim_name
+    assert job(reconstruction_seed=4).group == one
+    # Written down: a change of these renames every result that people have.
+    assert one.name == "ecb4e7d1fd42364e"
+    assert one.victim_name == "46018e08049f24c9"
+
+
+@given(
+    st.builds(
+        Job,
+        recipe=st.builds(
+            Recipe,
+            dataset=st.sampled_from(["synthetic", "photos", "some/path.npz"]),
+            n=st.integers(1, 1000),
+            width=st.integers(1, 10**6),
+            noise=st.floats(0, 1e6),
+            learning_rate=st.none() | st.floats(1e-9, 1.0),
+            depth=st.integers(1, 9),
+            bias=st.booleans(),
+            seed=st.integers(0, 2**32 - 1),
+        ),
+        method=st.sampled_from(["full", "subspace", "true"]),
+        solver=st.sampled_from(["auto", "lm", "gd"]),
+        subspace_rank=st.sampled_from(["auto", "known"]) | st.integers(1, 99),
+        iterations=st.none() | st.integers(1, 10**5),
+        reconstruction_seed=st.integers(0, 2**32 - 1),
+        keep_points=st.booleans(),
+    )
+)
+def test_a_job_is_its_columns(one: Job) -> None:
+    assert tuple(one.columns()) == COLUMNS
+    assert Job.of(one.columns()) == one
+
+
+def test_the_attack_gets_of_the_data_what_its_method_says() -> None:
+    U = torch.eye(5, dtype=torch.float64)[:, :3]
+    assert isinstance(job(method="full").attack(U).space, FullSpace)
+    assert job(subspace_rank="known").attack(U).space == Subspace(rank=3)
+    assert job(subspace_rank=2).attack(U).space == Subspace(rank=2)
+    assert job().attack(U).space == Subspace()
+    true = job(method="true").attack(U).space
+    assert isinstance(true, Basis)
+    assert true.U is U
+    solver = job(solver="gd", step=3, iterations=7).attack(U).solver
+    assert solver == GradientDescent(step_size=3.0, iterations=7)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 0}, "width between"),
+        ({"width": 2.5}, "width to be a whole number"),
+        ({"width": True}, "width to be a whole number"),
+        ({"width": "many"}, "width to be a whole number"),
+        ({"bias": 1}, "bias to be true or false"),
+        ({"method": "best"}, "method full or subspace or true"),
+        ({"solver": "adam"}, "solver auto or lm or gd"),
+        ({"endpoints": "all"}, "endpoints auto or"),
+        ({"subspace_rank": "large"}, "subspace_rank auto, known"),
+        ({"step": 20.0}, "solver gd alone"),
+        ({"solver": "gd", "step": -1}, "step"),
+        ({"solver": "gd", "iterations": 0}, "iterations"),
+        ({"noise": float("nan")}, "noise"),
+        ({"training_seed": -1}, "seed between"),
+        ({"reconstruction_seed": 2**32}, "reconstruction_seed between"),
+        ({"activation": "swoosh"}, "activation"),
+        ({"dtype": "float16"}, "dtype float32 or float64"),
+        ({"restarts": 0}, "restarts"),
+        ({"widht": 60}, "check the name"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_runs(change: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        expand({"grid": [{**SMALL, **change}]})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"grid": []},
+        {"grid": [3]},
+        {"grid": {"width": 3}},
+        {"common": SMALL},
+        {"grid": [SMALL], "grids": []},
+        {"common": 3, "grid": [SMALL]},
+        {"grid": [{**SMALL, "width": []}]},
+        {"grid": [{**SMALL, "width": list(range(1, 1000)), "reconstruction_seed": list(range(1000))}]},
+    ],
+)
+def test_bad_plans_are_refused(content: dict[str, object]) -> None:
+    with pytest.raises(FileError, match="expected"):
+        expand(content)
+
+
+def test_a_plan_needs_what_has_no_default() -> None:
+    with pytest.raises(OptionError, match="expected width to be given"):
+        expand({"grid": [{"dataset": "synthetic", "n": 3}]})
+
+
+@pytest.mark.parametrize("content", [b"[[grid", b"\xff\xfe", b"", b"a = 1"])
+def test_bad_files_are_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_bytes(content)
+    with pytest.raises(FileError, match="expected"):
+        read_plan(tmp_path / "plan.toml")
+    with pytest.raises(FileError, match="check the path"):
+        read_plan(tmp_path / "none.toml")
+
+
+def test_a_recipe_is_replaced_not_changed() -> None:
+    recipe = Recipe(dataset="synthetic", n=5, width=10)
+    assert replace(recipe, width=11) != recipe

@@ -1,0 +1,280 @@
+"""Sweeps: resumed after anything, each victim trained once, failures told; the same table whatever happened."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+import torch
+from sweeps import plan, sweep_command, without_times
+
+from recollect.cli import main
+from recollect.errors import FileError, OptionError
+from recollect.experiments import perform as perform_file
+from recollect.experiments.engines import Ended, LocalEngine, attempt
+from recollect.experiments.estimate import Machine
+from recollect.experiments.job import Job
+from recollect.experiments.perform import Task
+from recollect.experiments.plan import expand, read_plan
+from recollect.experiments.store import Store
+from recollect.experiments.sweep import Progress, Sweep, tasks_of
+from recollect.experiments.table import csv_bytes, read_table, table, write_table
+
+MACHINE = Machine(torch.device("cpu"), 1e10, 1e10)
+
+
+class Here:
+    """An engine of one slot, in this process."""
+
+    def __init__(self, fail: Sequence[str | None] = ()) -> None:
+        self.done: list[Task] = []
+        self._fail = list(fail)
+        self._task: Task | None = None
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def room(self, task: Task) -> bool:
+        return self._task is None
+
+    def submit(self, task: Task) -> None:
+        self._task = task
+
+    def wait(self, seconds: float) -> list[Ended]:
+        assert self._task is not None
+        task, self._task = self._task, None
+        self.done.append(task)
+        trouble = self._fail.pop(0) if self._fail else None
+        if trouble == "lost":
+            return [Ended(task, "the worker died", lost=True)]
+        return [Ended(task, trouble or attempt(task, 1))]
+
+
+def run(jobs: Sequence[Job], store: Store, engine: Any, **options: Any) -> dict[Job, str]:
+    told: list[Progress] = []
+    with engine:
+        failures = Sweep(store, **options).run(*tasks_of(jobs, store, MACHINE, {}), engine, told.append)
+    if told:
+        assert told[-1].done == told[-1].total
+        assert all(a.done <= b.done and a.seconds <= b.seconds for a, b in itertools.pairwise(told))
+    return failures
+
+
+def few(**options: object) -> tuple[Job, ...]:
+    common = {"dataset": "synthetic", "n": 4, "dim": 5, "rank": 2, "dtype": "float64", "tolerance": 1e-4}
+    return expand({"grid": [{**common, "width": 30, "solver": "gd", "iterations": 20, "method": "full", **options}]})
+
+
+def test_each_victim_is_trained_once_and_goes_when_it_is_no_longer_needed(tmp_path: Path) -> None:
+    jobs, store, engine = few(method=["full", "true"], training_seed=[0, 1]), Store(tmp_path), Here()
+    assert run(jobs, store, engine) == {}
+    assert [task.trains for task in engine.done] == [True, False, False, True, False, False]
+    assert all(store.has(job) for job in jobs)
+    assert not list((tmp_path / "victims").iterdir())
+    again = Here()
+    assert run(jobs, store, again) == {}
+    assert again.done == []
+
+
+def test_victims_are_kept_if_asked(tmp_path: Path) -> None:
+    jobs, store = few(), Store(tmp_path)
+    run(jobs, store, Here(), keep_victims=True)
+    assert store.has_victim(jobs[0])
+    more, engine = few(reconstruction_seed=[0, 1]), Here()
+    run(more, store, engine)
+    assert [task.trains for task in engine.done] == [False]
+
+
+def test_what_fails_is_tried_once_more_and_then_told(tmp_path: Path) -> None:
+    jobs, store = few(reconstruction_seed=[0, 1]), Store(tmp_path)
+    assert run(jobs, store, Here([None, "Error: once"])) == {}
+    store = Store(tmp_path / "other")
+    failures = run(jobs, store, Here([None, "Error: one", None, "Error: two"]))
+    assert failures == {jobs[0]: "Error: two"}
+    assert json.loads((tmp_path / "other" / "failures" / f"{jobs[0].name}.json").read_text())["error"] == "Error: two"
+    assert run(jobs, store, Here()) == {}
+    assert not list((tmp_path / "other" / "failures").iterdir())
+
+
+def test_a_lost_worker_is_not_held_against_a_job(tmp_path: Path) -> None:
+    jobs = few()
+    assert run(jobs, Store(tmp_path), Here(["lost", None, "lost", "lost", "lost", None])) == {}
+    assert set(run(jobs, Store(tmp_path / "b"), Here([None, "lost", "lost", "lost", "lost"]))) == set(jobs)
+
+
+def test_jobs_of_a_victim_that_cannot_be_trained_fail_with_its_error(tmp_path: Path) -> None:
+    jobs, store, engine = few(max_steps=1, method=["full", "true"]), Store(tmp_path), Here()
+    failures = run(jobs, store, engine)
+    assert set(failures) == set(jobs)
+    assert all("its victim: TrainingDidNotConverge" in error for error in failures.values())
+    assert [task.trains for task in engine.done] == [True, True]
+
+
+def test_a_job_without_a_result_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perform_file, "_attack", lambda *_: None)
+    jobs = few()
+    assert run(jobs, Store(tmp_path), Here()) == {jobs[0]: "no result was written"}
+
+
+def test_damaged_and_foreign_files_are_run_again(tmp_path: Path) -> None:
+    jobs, store = few(), Store(tmp_path)
+    run(jobs, store, Here(), keep_victims=True)
+    path = tmp_path / "results" / f"{jobs[0].name}.json"
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:-20], b"[]", b'{"job": {}}', whole.replace(b'"n": 4', b'"n": 5')):
+        path.write_bytes(damaged)
+        assert not store.has(jobs[0])
+    run(jobs, store, Here(), keep_victims=True)
+    first, second = (json.loads(content)["result"] for content in (whole, path.read_bytes()))
+    assert first == second
+    (store.victim(jobs[0]) / "train.json").write_text("{}")
+    assert not store.has_victim(jobs[0])
+
+
+def test_points_are_kept_where_the_plan_asks(tmp_path: Path) -> None:
+    jobs, store = few(keep_points=[False, True]), Store(tmp_path)
+    run(jobs, store, Here())
+    assert [store.points(job).is_file() for job in jobs] == [False, True]
+    store.points(jobs[1]).unlink()
+    assert not store.has(jobs[1])
+
+
+def test_on_a_gpu_the_seeds_of_gradient_descent_are_one_task_and_always_all(tmp_path: Path) -> None:
+    jobs = (
+        *few(reconstruction_seed=[0, 1, 2], method=["full", "subspace"]),
+        *few(reconstruction_seed=[0, 1], solver="auto", iterations=50),
+        *few(reconstruction_seed=[0, 1], parameters="all"),
+    )
+    store = Store(tmp_path)
+    cuda = Machine(torch.device("cuda"), 1e13, 1e13)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recollect.span.normal.total_memory", lambda device: 10**11)
+        _, attacks = tasks_of(jobs, store, cuda, {})
+        assert [len(task.jobs) for task in attacks] == [3, 3, 1, 1, 1, 1]
+        run(jobs[1:2], store, Here())
+        _, attacks = tasks_of(jobs, store, cuda, {})
+        assert [len(task.jobs) for task in attacks] == [3, 3, 1, 1, 1, 1]
+    _, attacks = tasks_of(jobs, store, MACHINE, {})
+    assert [len(task.jobs) for task in attacks] == [1] * 9
+
+
+def test_the_table_is_in_an_order_of_its_own_and_reads_back(tmp_path: Path) -> None:
+    jobs, store = few(width=[30, 100, 20], method=["full", "true"]), Store(tmp_path)
+    run(jobs, store, Here())
+    rows = table(store)
+    assert [(row["width"], row["method"]) for row in rows] == [
+        (width, method) for width in (20, 30, 100) for method in ("full", "true")
+    ]
+    assert all(name.endswith("_seconds") for name in rows[0] if "second" in name)
+    write_table(rows, tmp_path / "t.csv")
+    back = read_table(tmp_path / "t.csv")
+    assert csv_bytes(back) == (tmp_path / "t.csv").read_bytes()
+    assert [row["rho"] for row in back] == [row["rho"] for row in rows]
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    write_table(rows, tmp_path / "t.parquet")
+    assert parquet.read_table(tmp_path / "t.parquet").column("rho").to_pylist() == [row["rho"] for row in rows]
+    with pytest.raises(OptionError, match=r"FILE\.csv"):
+        write_table(rows, tmp_path / "t.txt")
+
+
+def test_tables_that_are_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(FileError, match="expected the columns"):
+        read_table(tmp_path / "t.csv")
+    with pytest.raises(FileError, match="expected a table"):
+        read_table(tmp_path / "none.csv")
+
+
+def test_a_killed_worker_loses_its_task_alone(tmp_path: Path) -> None:
+    jobs, store = few(reconstruction_seed=[0, 1, 2]), Store(tmp_path)
+    trainings, attacks = tasks_of(jobs, store, MACHINE, {})
+    with LocalEngine(1, memory=1e10) as engine:
+        (training,) = trainings.values()
+        assert engine.room(training)
+        engine.submit(training)
+        assert not engine.room(attacks[0])
+        os.kill(engine._workers[0].process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+        (ended,) = engine.wait(30.0)
+        assert ended.lost
+        assert "signal 9" in str(ended.error)
+        failures = Sweep(store).run(trainings, attacks, engine, lambda progress: None)
+    assert failures == {}
+    assert all(store.has(job) for job in jobs)
+
+
+def test_tasks_wait_for_memory(tmp_path: Path) -> None:
+    (task, other) = tasks_of(few(reconstruction_seed=[0, 1]), Store(tmp_path), MACHINE, {})[1]
+    engine = LocalEngine(4, memory=1.5 * task.bytes)
+    assert engine.room(task)
+    engine._workers.append(type("W", (), {"task": task})())
+    assert not engine.room(other)
+
+
+def test_killed_ten_times_it_gives_the_same_table(tmp_path: Path) -> None:
+    path, whole, killed = plan(tmp_path), tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(sweep_command(path, whole), check=True, capture_output=True)
+    moments, kills, done = random.Random(0), 0, []
+    while kills < 10:
+        process = subprocess.Popen(
+            sweep_command(path, killed, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(moments.uniform(0.5, 5.0))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        done.append(len(list((killed / "results").glob("*.json"))) if (killed / "results").is_dir() else 0)
+        if done[-1] == len(read_plan(path)):  # it was through: a few results less, and on
+            for result in list((killed / "results").glob("*.json"))[:7]:
+                result.unlink()
+    subprocess.run(sweep_command(path, killed), check=True, capture_output=True)
+    for folder in (whole, killed):
+        assert main(["export", str(folder), "--out", str(folder) + ".csv"]) == 0
+    assert len(without_times(tmp_path / "whole.csv")) == len(read_plan(path)) == 20
+    assert without_times(tmp_path / "whole.csv") == without_times(tmp_path / "killed.csv")
+    assert any(0 < count < 20 for count in done)
+
+
+def test_dry_run_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = plan(tmp_path), tmp_path / "out"
+    assert main(["sweep", str(path), "--out", str(out), "--dry-run", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["to_run"] == 20
+    assert all(task["seconds"] > 0 and task["bytes"] > 0 for task in answer["tasks"])
+    assert not out.exists()
+    for bad in (
+        ["sweep", str(tmp_path / "none.toml"), "--out", str(out)],
+        ["sweep", str(path), "--out", str(out), "--workers", "0"],
+        ["sweep", str(path), "--out", str(out), "--data", "cifar10"],
+        ["sweep", str(path), "--out", str(out), "--address", "auto"],
+        ["export", str(out), "--out", str(tmp_path / "t.csv")],
+    ):
+        assert main(bad) == 2
+        assert "expected" in capsys.readouterr().err
+
+
+def test_data_sets_by_name_lie_where_one_says(tmp_path: Path) -> None:
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", inputs=generator.normal(size=(9, 5)), targets=generator.normal(size=(9, 1)))
+    jobs, store = few(dataset="mine"), Store(tmp_path / "out")
+    with pytest.raises(OptionError, match="mine"):
+        tasks_of(jobs, store, MACHINE, {})
+    tasks = tasks_of(jobs, store, MACHINE, {"mine": str(tmp_path / "mine.npz")})
+    assert Sweep(store).run(*tasks, Here(), lambda progress: None) == {}
