@@ -1,17 +1,18 @@
-"""`recollect sweep` and `recollect export`: studies of many runs."""
+"""`recollect sweep`, `export` and `figure`: studies of many runs."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from recollect.cli.common import Count, Device, Flag, Json, app
 from recollect.console import Terminal
 from recollect.errors import OptionError
+from recollect.experiments import catalogue
 from recollect.experiments.engines import Engine, LocalEngine
 from recollect.experiments.estimate import Machine
 from recollect.experiments.job import Job
@@ -19,8 +20,9 @@ from recollect.experiments.perform import Task
 from recollect.experiments.plan import read_plan
 from recollect.experiments.store import Store
 from recollect.experiments.sweep import Progress, Sweep, tasks_of
-from recollect.experiments.table import table, write_table
-from recollect.files import check_writable
+from recollect.experiments.table import csv_bytes, read_table, write_table
+from recollect.experiments.table import table as results
+from recollect.files import check_writable, write_files
 from recollect.memory import total_memory
 from recollect.reconstruct import choose_device
 
@@ -80,42 +82,18 @@ def sweep(
     for name, value in (("--workers", workers), ("--threads", threads)):
         if value is not None and not 1 <= value <= 10_000:
             raise OptionError(f"expected {name} between 1 and 10000, got {value}; choose another")
-    store, began = Store(out), time.perf_counter()
     check_writable(out)
     machine = Machine.measured(where, threads)
-    trainings, attacks = tasks_of(jobs, store, machine, sources)
-    todo = sum(len(task.jobs) for task in attacks)
-    slots = workers or _slots(where.type, threads)
-    work = [*trainings.values(), *attacks]
-    seconds = sum(task.seconds for task in work) / slots
-    terminal.say(
-        f"{len(jobs)} jobs on {len({job.victim_name for job in jobs})} victims, {todo} to run: about "
-        f"{_duration(seconds)} with {slots} worker{'s' if slots > 1 else ''}."
-    )
+    store, slots = Store(out), workers or _slots(where.type, threads)
     if dry_run:
-        for task in work:
-            terminal.say(f"{len(task.jobs):4} × {task!s:90} {_duration(task.seconds):>8} {task.bytes / 1e9:7.2f} GB")
-        told = [{"task": str(t), "jobs": len(t.jobs), "seconds": t.seconds, "bytes": t.bytes} for t in work]
-        terminal.answer({"jobs": len(jobs), "to_run": todo, "estimated_seconds": seconds, "tasks": told})
+        _listed(terminal, jobs, tasks_of(jobs, store, machine, sources), slots)
         return 0
-    out.mkdir(parents=True, exist_ok=True)
     carrier = _engine(engine, address, slots, threads, cpus_per_job, gpus_per_job, where.type, out)
-    try:
-        failures = _carried_out(terminal, Sweep(store, keep_victims), trainings, attacks, carrier) if work else {}
-    except KeyboardInterrupt:
-        done = sum(store.has(job) for job in jobs)
-        terminal.note(f"recollect: interrupted; {done} of {len(jobs)} jobs are done: run the same command to go on")
-        return 130
-    for job, error in failures.items():
-        terminal.note(f"failed: {job.name} ({Task((job,), False, out, where.type)}): {error}")
-    done = sum(store.has(job) for job in jobs)
-    terminal.say(
-        f"{done} of {len(jobs)} jobs are done, {len(failures)} failed, {_duration(time.perf_counter() - began)}."
-    )
-    terminal.say(f"The table: recollect export {out} --out {out}.csv")
-    failed = [{"job": job.name, "error": error} for job, error in failures.items()]
-    terminal.answer({"jobs": len(jobs), "done": done, "run": todo, "failed": failed})
-    return 1 if failures else 0
+    code, told = _run(terminal, jobs, store, tasks_of(jobs, store, machine, sources), carrier, slots, keep_victims)
+    if code != 130:
+        terminal.say(f"The table: recollect export {out} --out {out}.csv")
+    terminal.answer(told)
+    return code
 
 
 @app.command
@@ -132,13 +110,135 @@ def export(folder: Path, *, out: Path, json: Json = False) -> int:
         FILE.csv or FILE.parquet.
     """
     terminal = Terminal(json=json)
-    rows = table(Store(folder))
+    rows = results(Store(folder))
     if not rows:
         raise OptionError(f"expected the results of a sweep in {folder}, got none; run `recollect sweep` first")
     write_table(rows, out)
     terminal.say(f"{len(rows)} rows written to {out}.")
     terminal.answer({"rows": len(rows), "out": str(out)})
     return 0
+
+
+@app.command
+def figure(
+    name: str,
+    *,
+    out: Path,
+    quick: Annotated[bool, Flag] = False,
+    table: Annotated[list[Path] | None, Parameter(consume_multiple=True)] = None,
+    workers: Count | None = None,
+    data: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
+    """Make a figure of the paper, with the runs it needs: NAME.png, NAME.svg and their table, NAME.csv.
+
+    spectrum and synthetic are the two halves of Figure 2, images is Figure 1, depth Figure 3, parameters Figure 4;
+    appendix, grid (two images a class), n10 and n100 are of the appendix or beyond the paper.
+
+    Example: recollect figure synthetic --quick --out figures
+
+    Parameters
+    ----------
+    name
+        spectrum, synthetic, depth, parameters, appendix, n10, n100, images or grid.
+    out
+        Folder for the figure; the runs go to a folder in it, and are gone on from.
+    quick
+        A small version, minutes on two cores. The full plans take hours of a GPU.
+    table
+        Draw from these tables, which `export` made, instead of running anything.
+    workers
+        Processes at once; as many as cores, or as GPUs, unless given.
+    data
+        NAME=PATH: where a data set lies, for example cifar10=cifar10.npz.
+    """
+    terminal = Terminal(json=json)
+    catalogue.check_name(name)
+    check_writable(out)
+    sources, runs = _sources(data or []), out / f"{name}-{'quick' if quick else 'full'}-runs"
+    code, told = 0, dict[str, Any]()
+    if name == "spectrum":
+        rows, files = catalogue.spectra(terminal.progress, quick=quick)
+        files = {**files, ".csv": rows}
+    elif table:
+        if name in catalogue.PICTURES:
+            raise OptionError(f"expected {name} without --table, got one; a table holds no pictures: leave it out")
+        rows_of = [row for path in table for row in read_table(path)]
+        files = catalogue.DRAWINGS[name].draw(rows_of)
+    else:
+        jobs = tuple(job for plan in catalogue.plans_of(name, quick=quick) for job in read_plan(plan))
+        where, store = choose_device(device), Store(runs)
+        slots = workers or _slots(where.type, 1)
+        tasks = tasks_of(jobs, store, Machine.measured(where), sources)
+        carrier = _engine("local", None, slots, 1, 1.0, None, where.type, runs)
+        code, told = _run(terminal, jobs, store, tasks, carrier, slots, False)
+        if code == 130:
+            return code
+        if name in catalogue.PICTURES:
+            files = catalogue.pictures(name, store, jobs, sources)
+        else:
+            files = catalogue.DRAWINGS[name].draw(made := results(store))
+            files = {**files, ".csv": csv_bytes(made)}
+    write_files({out / f"{name}{ending}": content for ending, content in files.items()})
+    paths = [str(out / f"{name}{ending}") for ending in files]
+    terminal.say(f"Written: {', '.join(paths)}.")
+    terminal.answer({"figure": name, "files": paths, **told})
+    return code
+
+
+def _run(
+    terminal: Terminal,
+    jobs: tuple[Job, ...],
+    store: Store,
+    tasks: tuple[dict[str, Task], list[Task]],
+    engine: Engine,
+    slots: int,
+    keep_victims: bool,
+) -> tuple[int, dict[str, Any]]:
+    """The exit code (0 all is done, 1 something failed, 130 interrupted), and what there is to say in JSON."""
+    trainings, attacks = tasks
+    began = time.perf_counter()
+    _announce(terminal, jobs, tasks, slots)
+    store.folder.mkdir(parents=True, exist_ok=True)
+    failures: dict[Job, str] = {}
+    try:
+        if attacks:
+            failures = _carried_out(terminal, Sweep(store, keep_victims), trainings, attacks, engine)
+    except KeyboardInterrupt:
+        done = sum(store.has(job) for job in jobs)
+        terminal.note(f"recollect: interrupted; {done} of {len(jobs)} jobs are done: run the same command to go on")
+        return 130, {"jobs": len(jobs), "done": done, "interrupted": True}
+    for job, error in failures.items():
+        terminal.note(f"failed: {job.name} ({Task((job,), False, store.folder, '')}): {error}")
+    done, spent = sum(store.has(job) for job in jobs), time.perf_counter() - began
+    terminal.say(f"{done} of {len(jobs)} jobs are done, {len(failures)} failed, {_duration(spent)}.")
+    failed = [{"job": job.name, "error": error} for job, error in failures.items()]
+    run = sum(len(task.jobs) for task in attacks)
+    return (1 if failures else 0), {"jobs": len(jobs), "done": done, "run": run, "failed": failed}
+
+
+def _announce(
+    terminal: Terminal, jobs: tuple[Job, ...], tasks: tuple[dict[str, Task], list[Task]], slots: int
+) -> float:
+    work = [*tasks[0].values(), *tasks[1]]
+    seconds = sum(task.seconds for task in work) / slots
+    terminal.say(
+        f"{len(jobs)} jobs on {len({job.victim_name for job in jobs})} victims, "
+        f"{sum(len(task.jobs) for task in tasks[1])} to run: about {_duration(seconds)} with {slots} "
+        f"worker{'s' if slots > 1 else ''}."
+    )
+    return seconds
+
+
+def _listed(terminal: Terminal, jobs: tuple[Job, ...], tasks: tuple[dict[str, Task], list[Task]], slots: int) -> None:
+    seconds = _announce(terminal, jobs, tasks, slots)
+    work = [*tasks[0].values(), *tasks[1]]
+    for task in work:
+        terminal.say(f"{_duration(task.seconds):>8} {task.bytes / 1e9:7.2f} GB   {task}")
+    told = [{"task": str(t), "jobs": len(t.jobs), "seconds": t.seconds, "bytes": t.bytes} for t in work]
+    todo = sum(len(task.jobs) for task in tasks[1])
+    terminal.answer({"jobs": len(jobs), "to_run": todo, "estimated_seconds": seconds, "tasks": told})
 
 
 def _carried_out(

@@ -142,6 +142,8 @@ _VICTIM: dict[str, Field[Any]] = {
 }
 _ATTACK: dict[str, Field[Any]] = {field.name: field for field in fields(Job) if field.name != "recipe"}
 COLUMNS = (*_VICTIM, *_ATTACK)
+TEXT = tuple(name for name, field in {**_VICTIM, **_ATTACK}.items() if field.type == "str")
+"""Columns of text, whatever it looks like."""
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),

@@ -96,6 +96,7 @@ def _attack(store: Store, jobs: Sequence[Job], device: torch.device) -> None:
     ):
         result = {
             **_scored(found, truth.inputs),
+            "outputs": victim.c,
             "training_mse": facts["mse"],
             "training_steps": facts["steps"],
             "training_step_size": facts["learning_rate"],

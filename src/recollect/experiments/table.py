@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.errors import FileError, OptionError
-from recollect.experiments.job import COLUMNS, Job
+from recollect.experiments.job import COLUMNS, TEXT, Job
 from recollect.experiments.store import Store
 from recollect.files import write_bytes
 
@@ -36,6 +36,7 @@ RESULTS = (
     "chance_span",
     "chance_span_up_to_sign",
     "chance_other_points",
+    "outputs",
     "training_mse",
     "training_steps",
     "training_step_size",
@@ -44,6 +45,7 @@ RESULTS = (
     "together",
     "torch",
 )
+_TEXT = {"job", "status", "device", "torch", *TEXT}
 SECONDS = ("attack_seconds", "group_seconds", "training_seconds")
 
 
@@ -119,12 +121,14 @@ def read_table(path: Path) -> list[Row]:
     if missing:
         what = f"a table without {', '.join(sorted(missing)[:5])}" if rows else "an empty one"
         raise FileError(f"expected the columns of `recollect export` in {path}, got {what}; export it again")
-    return [{name: _read(value) for name, value in row.items()} for row in rows]
+    return [{name: _read(name, value) for name, value in row.items()} for row in rows]
 
 
-def _read(text: str | None) -> Any:
+def _read(name: str, text: str | None) -> Any:
     if not text:
         return None
+    if name in _TEXT:
+        return text
     try:
         value = json.loads(text)
     except ValueError:
