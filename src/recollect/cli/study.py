@@ -1,4 +1,4 @@
-"""`recollect sweep`, `export` and `figure`: studies of many runs."""
+"""`recollect sweep`, `export`, `figure` and `claims`: studies of many runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from recollect.cli.common import Count, Device, Flag, Json, app
 from recollect.console import Terminal
 from recollect.errors import OptionError
 from recollect.experiments import catalogue
+from recollect.experiments.claims import judge, markdown
 from recollect.experiments.engines import Engine, LocalEngine
 from recollect.experiments.estimate import Machine
 from recollect.experiments.job import Job
@@ -22,7 +23,7 @@ from recollect.experiments.store import Store
 from recollect.experiments.sweep import Progress, Sweep, tasks_of
 from recollect.experiments.table import csv_bytes, read_table, write_table
 from recollect.experiments.table import table as results
-from recollect.files import check_writable, write_files
+from recollect.files import check_writable, write_bytes, write_files
 from recollect.memory import total_memory
 from recollect.reconstruct import choose_device
 
@@ -185,6 +186,34 @@ def figure(
     terminal.say(f"Written: {', '.join(paths)}.")
     terminal.answer({"figure": name, "files": paths, **told})
     return code
+
+
+@app.command
+def claims(*tables: Path, out: Path, json: Json = False) -> int:
+    """Test the claims of the paper's Results and appendix on tables that `export` made; writes a page of Markdown.
+
+    Example: recollect claims synthetic.csv cifar10.csv --out claims.md
+
+    Parameters
+    ----------
+    tables
+        Tables of runs, .csv.
+    out
+        The page.
+    """
+    terminal = Terminal(json=json)
+    if not tables:
+        raise OptionError("expected tables that `recollect export` made, got none; name them before --out")
+    rows = {row["job"]: row for path in tables for row in read_table(path)}
+    found = judge(list(rows.values()))
+    write_bytes(out, markdown(list(rows.values()), [path.name for path in tables]).encode())
+    for claim, verdict in found:
+        terminal.say(f"{verdict.verdict:14} {claim.sentence}")
+    told = [
+        {"claim": claim.sentence, "verdict": verdict.verdict, "figures": verdict.figures} for claim, verdict in found
+    ]
+    terminal.answer({"claims": told, "out": str(out)})
+    return 0
 
 
 def _run(

@@ -141,8 +141,10 @@ def pictures(name: str, store: Store, jobs: Sequence[Job], sources: Mapping[str,
 
 
 def _first_of_each(data: Dataset, count: int) -> list[int]:
-    labels = data.targets.argmax(1)
-    return [int(k) for label in range(data.targets.shape[1]) for k in (labels == label).nonzero()[:count, 0]]
+    """So many of each of ten classes, or as many in all where there are fewer classes."""
+    labels, classes = data.targets.argmax(1), data.targets.shape[1]
+    most = max(count, -(-10 * count // classes))
+    return [int(k) for label in range(classes) for k in (labels == label).nonzero()[:most, 0]]
 
 
 def _closest(truth: Float[Tensor, "k d"], found: Float[Tensor, "n d"]) -> Float[Tensor, "k d"]:

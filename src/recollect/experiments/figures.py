@@ -66,14 +66,14 @@ class Panel:
 class Point:
     """The runs of one method at one size."""
 
-    x: float
+    x: int
     mean: float
     deviation: float
     runs: int
 
 
 def line_of(rows: Sequence[Row], line: Line, measure: str) -> list[Point]:
-    sizes: dict[float, list[float]] = {}
+    sizes: dict[int, list[float]] = {}
     for row in rows:
         if all(row[name] == value for name, value in line.where.items()):
             sizes.setdefault(row["outputs"] * row["width"], []).append(row[measure])
@@ -134,7 +134,7 @@ def _panel(axes: Axes, rows: Sequence[Row], panel: Panel, measure: str) -> dict[
 _DRAWN = ("x", "mean", "deviation")
 
 
-def _short(size: float) -> str:
+def _short(size: int) -> str:
     return f"{size / 1000:g}k" if size >= 1000 else f"{size:g}"
 
 
