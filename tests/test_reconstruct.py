@@ -47,12 +47,12 @@ def trained() -> tuple[Victim, Dataset]:
 QUICK = Projection(solver=GradientDescent(iterations=1500), dtype=F64)
 
 
-@pytest.mark.parametrize("at_once", [2, 3, 5])
+@pytest.mark.parametrize(("at_once", "parameters"), [(2, "last"), (3, "last"), (5, "last"), (3, "all")])
 def test_seeds_that_share_their_products_give_what_each_gives_alone(
-    trained: tuple[Victim, Dataset], at_once: int
+    trained: tuple[Victim, Dataset], at_once: int, parameters: str
 ) -> None:
     victim, _ = trained
-    attack = replace(QUICK, solver=GradientDescent(iterations=40))
+    attack = replace(QUICK, solver=GradientDescent(iterations=40), parameters=parameters)
     problem = Problem.of(victim, attack, torch.device("cpu"))
     solver = GradientDescent(iterations=40, step_size=20.0)
     seeds = [3, 0, 7, 7, 2]

@@ -26,7 +26,7 @@ from recollect.seeds import stream
 from recollect.shapes import Tensor
 from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, minimise_each, paper_step, start
 from recollect.solve.confidence import confidence
-from recollect.span import Endpoints, ExactSpan, LastLayerSpan, Span
+from recollect.span import Endpoints, ExactSpan, LastLayerSpan, LayerwiseSpan, Span
 from recollect.stages import AllLayerStages, LastLayerStages
 from recollect.victim import MLP, Victim
 
@@ -94,7 +94,7 @@ def reconstruct_seeds(
 ) -> tuple[Reconstruction, ...]:
     """`reconstruct` with each of these seeds.
 
-    On a GPU the starts of gradient descent on the last layer share their matrix products, as many at once as memory
+    On a GPU the starts of gradient descent share their matrix products, as many at once as memory
     allows: a step of five takes little longer than a step of one. Their results then differ from those of single runs
     by rounding, as the order of sums does.
     """
@@ -173,7 +173,7 @@ def _restarts(
 
 def _at_once(problem: Problem, solver: GradientDescent | LevenbergMarquardt, span: Span, n: int) -> int:
     """How many starts share their matrix products."""
-    if not (isinstance(solver, GradientDescent) and isinstance(span, LastLayerSpan)):
+    if not (isinstance(solver, GradientDescent) and isinstance(span, (LastLayerSpan, LayerwiseSpan))):
         return 1
     if not isinstance(problem.restricted.network, MLP):  # what a module holds on the way is its own business
         return 1

@@ -106,6 +106,44 @@ def test_every_rule_against_dense(name: str, c: int, n: int, bias: bool, seed: i
     same_fit(victim, "all", points(n, 72, seed))
 
 
+def same_fits(span: LayerwiseSpan, X: Tensor) -> None:
+    """Sets of points that are stacked are explained as each by itself, with a jitter of its own."""
+    jitter = torch.tensor([0.0, 1e-3, 1e-8], dtype=F64)[: len(X)]
+    together = span.fit(X, jitter=jitter)
+    assert together.gradient is not None
+    assert together.loss.shape == (len(X),)
+    for k in range(len(X)):
+        alone = span.fit(X[k], jitter=jitter[k])
+        assert alone.gradient is not None
+        torch.testing.assert_close(together.loss[k], alone.loss, rtol=1e-9, atol=1e-12)
+        for ours, own in ((together.alpha[k], alone.alpha), (together.gradient[k], alone.gradient)):
+            torch.testing.assert_close(ours, own, rtol=1e-6, atol=1e-8 * float(own.abs().max()))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_stacked_sets_of_every_rule(name: str) -> None:
+    victim = module_victim(name, 3, True, 0)
+    span = LayerwiseSpan(victim, victim.select("all"), device=CPU, dtype=F64)
+    same_fits(span, torch.stack([points(2, 72, seed) for seed in range(3)]))
+
+
+@given(
+    n=st.integers(1, 4),
+    c=st.integers(1, 3),
+    depth=st.integers(2, 4),
+    bias=st.booleans(),
+    endpoints=st.sampled_from(list(Endpoints)),
+    balanced=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_stacked_sets_at_any_endpoints(
+    n: int, c: int, depth: int, bias: bool, endpoints: Endpoints, balanced: bool, seed: int
+) -> None:
+    victim = perturbed(mlp(5, 40, c, depth=depth, bias=bias, activation="tanh"), seed)
+    span = LayerwiseSpan(victim, victim.select("all"), device=CPU, dtype=F64, endpoints=endpoints, balanced=balanced)
+    same_fits(span, torch.stack([points(n, 5, seed + k) for k in range(3)]))
+
+
 def test_any_part_of_the_layers() -> None:
     victim = module_victim("two convolutions and pooling", 3, True, 0)
     for parameters in ("0", "0.bias,7", "3.weight,7.bias", "0.weight,3"):

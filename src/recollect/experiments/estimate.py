@@ -92,7 +92,7 @@ def attack_cost(jobs: tuple[Job, ...], sizes: Mapping[str, tuple[int, int]], mac
         fit += 2.0 * rows * rows * (p * recipe.depth) + rows**3 / 3
         held += 4.0 * rows * (rows + p * recipe.depth)
     if job.solver == "gd":
-        together = len(jobs) if machine.device.type == "cuda" and last else 1
+        together = len(jobs) if machine.device.type == "cuda" else 1
         iterations = (job.iterations or _ITERATIONS) * job.restarts
         step = max(_WAIT[machine.device.type], together * fit / machine.single)
         return Cost(

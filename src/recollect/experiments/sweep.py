@@ -40,7 +40,7 @@ def tasks_of(
 ) -> tuple[dict[str, Task], list[Task]]:
     """Trainings by the name of their victim, and attacks; of jobs that are not done.
 
-    The seeds of gradient descent on the last layer are one task on a GPU, and then always all of them: results of
+    The seeds of gradient descent are one task on a GPU, and then always all of them: results of
     starts that share their products depend, by rounding, on which they are.
     """
     sizes = dimensions(tuple(jobs), sources)
@@ -56,7 +56,7 @@ def tasks_of(
             trainings[job.victim_name] = task((job,), True, training_cost(job, sizes, machine))
     batches: dict[str, list[Job]] = {}
     for job in jobs:
-        together = machine.device.type == "cuda" and job.solver == "gd" and job.parameters == "last"
+        together = machine.device.type == "cuda" and job.solver == "gd"
         batches.setdefault(job.group.name if together else job.name, []).append(job)
     wanted = {job.name for job in missing}
     chosen = [tuple(some) for some in batches.values() if any(job.name in wanted for job in some)]

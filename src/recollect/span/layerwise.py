@@ -29,7 +29,7 @@ from recollect.span.base import Endpoints, Fit, Gains, Weights, cast, cost, gain
 from recollect.span.gram import Gram
 from recollect.span.layerwise_normal import normal_matrix
 from recollect.span.normal import DenseNormal, ImplicitNormal, Normal, forcing, forms_dense, point_scales
-from recollect.span.passed import Passed, stack, total
+from recollect.span.passed import Passed, mapped, stack, total
 from recollect.span.rows import ends
 from recollect.victim import MLP, Bent, Layer, Tap, Victim
 
@@ -41,14 +41,15 @@ class ExplainedLayers:
     layers: list[Passed]
     """Points at θf, then the same at θ0, then halfway."""
     gram: Gram
-    mixed: Float[Tensor, "f n c"]
-    alpha: Float[Tensor, "f n c"]
-    R: list[Float[Tensor, "_ _"]]
+    mixed: Float[Tensor, "*s f n c"]
+    alpha: Float[Tensor, "*s f n c"]
+    R: list[Float[Tensor, "*s _ _"]]
 
     @property
-    def squares(self) -> Float[Tensor, " l"]:
+    def squares(self) -> Float[Tensor, "*s l"]:
         """‖R_l‖²."""
-        return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in self.R])
+        norms = [torch.linalg.vector_norm(part, dim=(-2, -1), dtype=torch.float64) for part in self.R]
+        return torch.stack(norms, dim=-1).square()
 
 
 class LayerwiseSpan:
@@ -56,7 +57,8 @@ class LayerwiseSpan:
 
     A layer with positions takes ncab after all, but one layer at a time, and convolutions are small.
     Only layers with a rule can take part; `Network.untapped` names the parameters of others. `balanced` scales the
-    equations of each layer so that all ΔW_l have the same norm: none is explained at the cost of others.
+    equations of each layer so that all ΔW_l have the same norm: none is explained at the cost of others. `fit` takes
+    several sets of points as well: one pass through the network for all, a Gram and a residual for each.
     """
 
     notes: tuple[str, ...] = ()
@@ -79,7 +81,7 @@ class LayerwiseSpan:
                 "--gram cg"
             )
         self._weights = Weights(victim, names, device, dtype)
-        self._network, self._names = victim.network, frozenset(names)
+        self._victim, self._network, self._names = victim, victim.network, frozenset(names)
         self._thetas = [cast(theta, device, dtype) for theta in ends(victim, endpoints)]
         self._mix = torch.tensor(_MIX[len(self._thetas)], dtype=dtype, device=device)
         self._refine = dtype == torch.float64
@@ -119,17 +121,24 @@ class LayerwiseSpan:
         widths = sum(tensor.shape[0] for tensor in self._weights.delta.values())
         return families * (c + 5) * self._weights.pass_flops(n) / 2 + 2.0 * (families * n * c) ** 2 * widths
 
-    def fit(self, X: Float[Tensor, "n d"], *, gradient: bool = True, jitter: Float[Tensor, ""] | None = None) -> Fit:
-        X, traced = self._traced(X)
-        explained = self._explain(traced, jitter)
+    def fit_bytes(self, n: int) -> int:
+        return layerwise_bytes(self._victim, tuple(self._names), n, self._mix.dtype)
+
+    def fit(
+        self, X: Float[Tensor, "*s n d"], *, gradient: bool = True, jitter: Float[Tensor, "*s"] | None = None
+    ) -> Fit:
+        shape = X.shape
+        X, traced = self._traced(X.flatten(0, -2))
+        explained = self._explain(traced, jitter, shape[:-2])
         slope = self._slope(X, traced, explained.alpha, explained.R) if gradient else None
-        return Fit(self.loss(explained), self._weights.length * explained.alpha[:, : len(X)].sum(0), slope)
+        alpha = explained.alpha[..., : shape[-2], :].sum(-3)
+        return Fit(self.loss(explained), self._weights.length * alpha, None if slope is None else slope.view(shape))
 
     def explain(self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None = None) -> ExplainedLayers:
         return self._explain(self._traced(X)[1], jitter)
 
-    def loss(self, explained: ExplainedLayers) -> Float[Tensor, ""]:
-        return explained.squares.sum() + sum(self._outside(layer) * self._scales[layer] ** 2 for layer in self.layers)
+    def loss(self, explained: ExplainedLayers) -> Float[Tensor, "*s"]:
+        return explained.squares.sum(-1) + sum(self._outside(layer) * self._scales[layer] ** 2 for layer in self.layers)
 
     def _outside(self, layer: Layer) -> float:
         """What a restriction put out of reach of this layer."""
@@ -172,8 +181,16 @@ class LayerwiseSpan:
             traced = [self._network.taps(theta, X) for theta in self._thetas]
         return X, [(outputs, [tap for tap in taps if self._part(tap.layer)]) for outputs, taps in traced]
 
-    def _explain(self, traced: list[tuple[Tensor, list[Tap]]], jitter: Tensor | None) -> ExplainedLayers:
+    def _explain(
+        self, traced: list[tuple[Tensor, list[Tap]]], jitter: Tensor | None, sets: tuple[int, ...] = ()
+    ) -> ExplainedLayers:
+        """`sets`: the points are so many sets of points, one after the other."""
         points = [self._passed(*end) for end in traced]
+        if sets:
+            points = [
+                [Passed(*(side.reshape(*sets, -1, *side.shape[1:]) for side in (part.A, part.B))) for part in end]
+                for end in points
+            ]
         if self._fixed:
             points = [
                 [stack(pair) for pair in zip(own, fixed, strict=True)]
@@ -182,7 +199,7 @@ class LayerwiseSpan:
         layers = [stack(ends) for ends in zip(*points, strict=True)]
         F, mix, delta = len(traced), self._mix, self._delta
         K = total(layer.gram(layer) for layer in layers)
-        rows, c = K.shape[:2]
+        rows, c = K.shape[-2:]
         gram = Gram(self._mixed(K), jitter)
 
         mixed = self._coefficients(layers, gram, delta)
@@ -190,38 +207,39 @@ class LayerwiseSpan:
         if self._refine:
             mixed = mixed + self._coefficients(layers, gram, R)
             R = self._without(layers, mixed, delta)
-        shape = (F, rows // F, c)
+        shape = (*sets, F, rows // F, c)
         return ExplainedLayers(layers, gram, mixed.reshape(shape), (mix.T @ mixed).reshape(shape), R)
 
-    def _mixed(self, K: Float[Tensor, "fn c fn c"]) -> Float[Tensor, "fnc fnc"]:
+    def _mixed(self, K: Float[Tensor, "*s fn c fn c"]) -> Float[Tensor, "*s fnc fnc"]:
         """From the Gram of all ends to that of their mean and difference."""
-        rows, c = K.shape[:2]
-        F, mix = len(self._thetas), self._mix
+        rows, c = K.shape[-2:]
+        F, mix, sets = len(self._thetas), self._mix, K.shape[:-4]
         if F == 1:
-            return K.reshape(rows * c, rows * c)
-        K = torch.einsum("ef,fakgbm,hg->eakhbm", mix, K.reshape(F, rows // F, c, F, rows // F, c), mix)
-        K = K.reshape(rows * c, rows * c)
+            return K.reshape(*sets, rows * c, rows * c)
+        K = K.reshape(*sets, F, rows // F, c, F, rows // F, c)
+        K = torch.einsum("ef,...fakgbm,hg->...eakhbm", mix, K, mix).reshape(*sets, rows * c, rows * c)
         # Where nothing moved, or nothing bent, the difference of equal numbers is rounding: such rows are none.
-        lengths = K.diagonal().reshape(F, -1)
-        there = (lengths > _ROUNDING * lengths[:1]).reshape(-1).to(K.dtype)
-        return there[:, None] * K * there
+        lengths = K.diagonal(dim1=-2, dim2=-1).reshape(*sets, F, -1)
+        there = (lengths > _ROUNDING * lengths[..., :1, :]).flatten(-2).to(K.dtype)
+        kept: Tensor = there[..., :, None] * K * there[..., None, :]
+        return kept
 
-    def _coefficients(self, layers: list[Passed], gram: Gram, V: list[Tensor]) -> Float[Tensor, "f nc"]:
+    def _coefficients(self, layers: list[Passed], gram: Gram, V: list[Tensor]) -> Float[Tensor, "*s f nc"]:
         """Of V's projection on the span, in mean and difference."""
         b = total(layer.along(part) for layer, part in zip(layers, V, strict=True))
-        b = self._mix @ b.reshape(len(self._thetas), -1)
-        return gram.solve(b.reshape(-1, 1)).to(b.dtype).reshape(b.shape)
+        b = self._mix @ b.reshape(*b.shape[:-2], len(self._thetas), -1)
+        return gram.solve(b.flatten(-2)[..., None]).to(b.dtype).reshape(b.shape)
 
-    def _without(self, layers: list[Passed], mixed: Float[Tensor, "f nc"], V: list[Tensor]) -> list[Tensor]:
+    def _without(self, layers: list[Passed], mixed: Float[Tensor, "*s f nc"], V: list[Tensor]) -> list[Tensor]:
         """V less what these coefficients explain."""
-        alpha = (self._mix.T @ mixed).reshape(len(layers[0].A), -1)
+        alpha = (self._mix.T @ mixed).reshape(*mixed.shape[:-2], layers[0].A.shape[-3], -1)
         return [layer.without(part, alpha) for layer, part in zip(layers, V, strict=True)]
 
     def _slope(
         self,
         X: Tensor,
         traced: list[tuple[Tensor, list[Tap]]],
-        alpha: Float[Tensor, "f k c"],
+        alpha: Float[Tensor, "*s f k c"],
         V: list[Tensor],
         *,
         keep: bool = False,
@@ -233,10 +251,14 @@ class LayerwiseSpan:
         """
         correlation = X.new_zeros(())
         with torch.enable_grad():
-            for (outputs, taps), own in zip(traced, alpha[:, : len(X)], strict=True):
-                back = torch.autograd.grad(outputs, [tap.Y for tap in taps], own, create_graph=True)
+            sets = alpha.shape[:-3]
+            n = len(X) // math.prod(sets)
+            for (outputs, taps), own in zip(traced, alpha[..., :n, :].unbind(-3), strict=True):
+                back = torch.autograd.grad(outputs, [tap.Y for tap in taps], own.flatten(0, -2), create_graph=True)
                 for tap, D, part in zip(taps, back, V, strict=True):
-                    correlation = correlation + (tap.positions(D) * (self._entering(tap) @ part.T)).sum()
+                    A = self._entering(tap)
+                    VA = mapped(A.reshape(*sets, n, *A.shape[1:]), part)
+                    correlation = correlation + (tap.positions(D) * VA.flatten(0, -3)).sum()
             (slope,) = torch.autograd.grad(correlation, X, retain_graph=keep, create_graph=attached)
             return -2 * slope
 

@@ -18,22 +18,22 @@ from recollect.shapes import Float, Tensor
 
 @dataclass(frozen=True)
 class Passed:
-    """One layer at n points: what entered it, with a 1 for its bias, and what came back to it."""
+    """One layer at n points: what entered it, with a 1 for its bias, and what came back to it. Sets may be stacked."""
 
-    A: Float[Tensor, "n t a"]
-    B: Float[Tensor, "n c t b"]
+    A: Float[Tensor, "*s n t a"]
+    B: Float[Tensor, "*s n c t b"]
 
-    def rows(self) -> Float[Tensor, "n c ba"]:
+    def rows(self) -> Float[Tensor, "*s n c ba"]:
         """The layer's part of G."""
-        return torch.einsum("nctb,nta->ncba", self.B, self.A).flatten(2)
+        return torch.einsum("...nctb,...nta->...ncba", self.B, self.A).flatten(-2)
 
-    def gram(self, other: Passed) -> Float[Tensor, "n c m c"]:
+    def gram(self, other: Passed) -> Float[Tensor, "*s n c m c"]:
         """The layer's part of the inner products of these points' gradients with others'."""
-        if self.A.shape[1] > 1:
+        if self.A.shape[-2] > 1:
             rows = self.rows()
-            return torch.einsum("ncx,mkx->ncmk", rows, rows if other is self else other.rows())
-        AA = torch.einsum("nta,mta->nm", self.A, other.A)[:, None, :, None]
-        return torch.mul(AA, torch.einsum("nctb,mktb->ncmk", self.B, other.B))
+            return torch.einsum("...ncx,...mkx->...ncmk", rows, rows if other is self else other.rows())
+        AA = torch.einsum("...nta,...mta->...nm", self.A, other.A)[..., :, None, :, None]
+        return torch.mul(AA, torch.einsum("...nctb,...mktb->...ncmk", self.B, other.B))
 
     def own(self, F: int) -> Float[Tensor, "m f c f c"]:
         """The same of each point with itself, at its F ends."""
@@ -44,19 +44,27 @@ class Passed:
         AA = torch.einsum("emta,fmta->mef", A, A)[:, :, None, :, None]
         return torch.mul(AA, torch.einsum("emktb,fmltb->mekfl", B, B))
 
-    def along(self, V: Float[Tensor, "b a"]) -> Float[Tensor, "n c"]:
-        """⟨∇f_k(x_i), V⟩."""
-        return torch.einsum("nctb,ntb->nc", self.B, self.A @ V.T)
+    def along(self, V: Float[Tensor, "*v b a"]) -> Float[Tensor, "*s n c"]:
+        """⟨∇f_k(x_i), V⟩; V one for all sets, or one for each."""
+        return torch.einsum("...nctb,...ntb->...nc", self.B, mapped(self.A, V))
 
-    def without(self, V: Float[Tensor, "b a"], alpha: Float[Tensor, "n c"]) -> Float[Tensor, "b a"]:
+    def without(self, V: Float[Tensor, "*v b a"], alpha: Float[Tensor, "*s n c"]) -> Float[Tensor, "*s b a"]:
         """V − Σ_ik α_ik ∇f_k(x_i)."""
-        D = torch.einsum("nc,nctb->ntb", alpha, self.B)
-        return torch.addmm(V, D.flatten(0, 1).T, self.A.flatten(0, 1), alpha=-1)
+        D = torch.einsum("...nc,...nctb->...ntb", alpha, self.B)
+        D, A = D.flatten(-3, -2), self.A.flatten(-3, -2)
+        if A.dim() == 2:
+            return torch.addmm(V, D.T, A, alpha=-1)
+        return torch.baddbmm(V.expand(*A.shape[:-2], *V.shape[-2:]), D.mT, A, alpha=-1)
+
+
+def mapped(A: Float[Tensor, "*s n t a"], V: Float[Tensor, "*v b a"]) -> Float[Tensor, "*s n t b"]:
+    """V A_it; one product for all points of a set."""
+    return (A.flatten(-3, -2) @ V.mT).reshape(*A.shape[:-1], V.shape[-2])
 
 
 def stack(ends: Sequence[Passed]) -> Passed:
     """The same layer at more points."""
-    return Passed(torch.cat([end.A for end in ends]), torch.cat([end.B for end in ends]))
+    return Passed(torch.cat([end.A for end in ends], dim=-3), torch.cat([end.B for end in ends], dim=-4))
 
 
 def total(parts: Iterator[Tensor]) -> Tensor:
