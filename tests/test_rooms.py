@@ -16,7 +16,7 @@ def test_the_mathematics_runs_without_the_comforts() -> None:
     """Torch, numpy, scipy, safetensors and jaxtyping alone: GPU machines are often that bare."""
     program = """
 import sys
-for name in ("cyclopts", "rich", "matplotlib", "PIL", "jinja2", "sklearn"):
+for name in ("cyclopts", "rich", "matplotlib", "PIL", "jinja2", "sklearn", "flint", "ray", "pyarrow"):
     sys.modules[name] = None  # as if it were not installed
 import torch
 import recollect as rc
@@ -24,6 +24,9 @@ from recollect.data import load_dataset
 from recollect.training import train
 from recollect.victim import initial_theta, mlp
 from recollect.records import FileCheckpoint
+from recollect.experiments.engines import LocalEngine
+from recollect.experiments.sweep import Sweep
+from recollect.experiments.table import table
 data = load_dataset("synthetic", 4, dim=6, rank=3)
 network = mlp(6, 80, 1)
 theta = initial_theta(network, init="fan-in", generator=torch.Generator().manual_seed(0), dtype=torch.float64)
