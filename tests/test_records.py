@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +61,16 @@ def test_a_folder_in_the_way_stops_all_of_the_files(tmp_path: Path) -> None:
     (tmp_path / ".a.bak").write_bytes(b"not ours")
     write_files({tmp_path / "a": b"1"})
     assert sorted(path.name for path in tmp_path.iterdir()) == [".a.bak", "a", "b"]
+
+
+def test_two_that_write_one_file_do_not_fail_each_other(tmp_path: Path) -> None:
+    write = (
+        "import sys; from pathlib import Path; from recollect.files import write_bytes\n"
+        "for k in range(200): write_bytes(Path(sys.argv[1]), b'x' * 1000)"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", write, str(tmp_path / "a")]) for _ in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_files_of_two_runs_are_not_read_as_one(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import hashlib
 import json
 import os
+import platform
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ from recollect.errors import FileError
 
 _TEMPORARY = ".recollect-"
 """In the name of every temporary file, so that those of a killed run can be told from other people's."""
+_WRITER = hashlib.sha256(platform.node().encode()).hexdigest()[:8] + "-"
+"""This machine, in such a name; the process follows."""
 
 
 def write_files(contents: Mapping[Path, bytes]) -> None:
@@ -35,9 +40,11 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder")
-            for stale in path.parent.glob(f".{glob.escape(path.name)}{_TEMPORARY}*"):  # left by a run that was killed
-                stale.unlink()
-            handle, staged[path] = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}{_TEMPORARY}")
+            for left in path.parent.glob(f".{glob.escape(path.name)}{_TEMPORARY}*"):
+                if _abandoned(left):
+                    left.unlink(missing_ok=True)
+            prefix = f".{path.name}{_TEMPORARY}{_WRITER}{os.getpid()}-"
+            handle, staged[path] = tempfile.mkstemp(dir=path.parent, prefix=prefix)
             with os.fdopen(handle, "wb") as stream:
                 stream.write(content)
                 stream.flush()
@@ -59,6 +66,24 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
                 f"expected to write {target}, got: {error.strerror or error}; free space or choose another --out"
             ) from None
         raise
+
+
+def _abandoned(temporary: Path) -> bool:
+    """Whether its writer was killed: not alive on this machine, or, on another, not heard of for a day."""
+    host, _, rest = temporary.name.rpartition(_TEMPORARY)[2].partition("-")
+    writer = rest.partition("-")[0]
+    if f"{host}-" == _WRITER and writer.isdigit():
+        try:
+            os.kill(int(writer), 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        return False
+    try:
+        return not writer.isdigit() or time.time() - temporary.stat().st_mtime > 86_400
+    except OSError:
+        return False
 
 
 def check_writable(folder: Path) -> None:

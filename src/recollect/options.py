@@ -74,8 +74,8 @@ class Projection:
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.restarts < 1:
-            raise OptionError(f"expected --restarts of at least 1, got {self.restarts}; one is a single run")
+        if not 1 <= self.restarts <= 10**6:
+            raise OptionError(f"expected --restarts between 1 and 10⁶, got {self.restarts}; one is a single run")
         if self.gram not in ("auto", "layerwise", "dense", "cg"):
             raise OptionError(f"expected --gram auto, layerwise, dense or cg, got {self.gram!r}; choose one of those")
         if self.gram != "auto" and not isinstance(self.solver, GradientDescent):

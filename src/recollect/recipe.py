@@ -64,7 +64,10 @@ class Recipe:
                 )
         check_activation(self.activation)
         check_tolerance(self.tolerance)
+        if self.dataset == "synthetic" and self.rank > self.dim:
+            raise OptionError(f"expected rank of at most dim {self.dim}, got {self.rank}; choose a smaller one")
         self._training()
+        self.network(1, 1)
 
     def _training(self) -> tuple[SquaredError, FullBatchDescent]:
         return (

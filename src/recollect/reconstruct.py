@@ -100,7 +100,8 @@ def reconstruct_seeds(
     """
     attack, where = attack or Projection(), choose_device(device)
     solver = attack.solver
-    if where.type == "cuda" and n is not None and isinstance(solver, GradientDescent) and attack.restarts == 1:
+    alike = isinstance(solver, GradientDescent) and attack.restarts == 1 and attack.tolerance == 0
+    if where.type == "cuda" and n is not None and isinstance(solver, GradientDescent) and alike:
         problem = Problem.of(victim, attack, where)
         span = problem.span(n, attack.endpoints or Endpoints.FINAL)
         if (at_once := _at_once(problem, solver, span, n)) > 1:
@@ -124,8 +125,11 @@ def _together(
             report=lambda done, message: None,
             save=lambda run, seconds: None,
         )
-        for one in outcomes:
-            stage = Stage("gradient descent, start 1", one.loss, one.iterations, one.seconds, one.status.value)
+        if outcomes[0].status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
+        for one in outcomes:  # each of them took its share of the time
+            spent = one.seconds / len(outcomes)
+            stage = Stage("gradient descent, start 1", one.loss, one.iterations, spent, one.status.value)
             found.append(_result(problem, span, span, one, (stage,), doubts, solver.step_size, 0, False))
     return tuple(found)
 

@@ -15,7 +15,8 @@ from recollect.experiments.claims import CLAIMS, CONFIRMED, OPEN, QUALIFIED, REF
 from recollect.experiments.figures import LINES, line_of, spectral_decay
 from recollect.experiments.job import COLUMNS, Job
 from recollect.experiments.plan import read_plan
-from recollect.experiments.table import RESULTS, SECONDS, Row, csv_bytes
+from recollect.experiments.store import RESULTS
+from recollect.experiments.table import SECONDS, Row, csv_bytes
 
 METHODS = (("full", "gd"), ("subspace", "gd"), ("true", "gd"), ("subspace", "auto"))
 
@@ -70,6 +71,14 @@ def test_the_claims_on_synthetic_data() -> None:
     assert verdict("about half the width", equal) == REFUTED
     never = table(lambda m, s, width: 0.99, width=WIDTHS)
     assert verdict("about half the width", never) == REFUTED
+    single = table(paper_like, width=[1000])
+    assert verdict("about half the width", single) == OPEN
+    stuck = table(lambda m, s, width: 0.99 if m == "full" else 1000 / width, width=WIDTHS)
+    assert verdict("about half the width", stuck) == QUALIFIED
+    gone = [{**one, "rho": None} for one in rows]
+    assert verdict("better than full space", gone) == OPEN
+    small = table(lambda m, s, width: 0.045 if m == "true" else 0.001, width=WIDTHS)
+    assert verdict("as well as with the true", small) == REFUTED
     other = [{**one, "n": 20} for one in rows]  # of another size: not the paper's data
     assert verdict("about half the width", other) == OPEN
 
@@ -93,6 +102,7 @@ def test_the_claims_on_images() -> None:
     assert verdict("improve as the network", flat) == REFUTED
     assert verdict("Five-layer", flat) == REFUTED
     assert verdict("recognisable", flat) == REFUTED
+    assert verdict("recognisable", [one for one in rows if one["solver"] == "auto"]) == OPEN
 
 
 def test_the_claims_of_the_appendix() -> None:
@@ -112,7 +122,7 @@ def test_the_claims_of_the_appendix() -> None:
 def test_what_was_not_run_is_not_judged_and_a_page_holds_every_claim() -> None:
     nothing = [row(0.5, dataset="photos", n=10)]
     assert {found.verdict for _, found in judge(nothing)} == {OPEN}
-    page = markdown(table(paper_like, width=WIDTHS), ["t.csv"])
+    page = markdown(judge(table(paper_like, width=WIDTHS)), 32, ["t.csv"])
     lines = [line for line in page.splitlines() if line.startswith("| ") and "---" not in line]
     assert len(lines) == len(CLAIMS) + 1
     assert all(line.count(" | ") == 4 for line in lines)
@@ -137,13 +147,8 @@ def test_the_size_of_images_is_ten_times_the_width() -> None:
 
 @pytest.mark.parametrize("name", sorted(catalogue.DRAWINGS))
 def test_every_drawing_is_a_picture_and_a_vector_image_and_the_same_each_time(name: str) -> None:
-    rows = table(
-        lambda m, s, **_: 0.2,
-        dataset=["cifar10", "synthetic"],
-        depth=[2, 5],
-        parameters=["last", "all"],
-        width=[50, 99],
-    )
+    data = {"appendix": ["cifar10", "synthetic"], "synthetic": ["synthetic"]}.get(name, ["cifar10"])
+    rows = table(lambda m, s, **_: 0.2, dataset=data, depth=[2, 5], parameters=["last", "all"], width=[50, 99])
     files = catalogue.DRAWINGS[name].draw(rows)
     assert set(files) == {".png", ".svg", "-up-to-sign.png", "-up-to-sign.svg"}
     assert files[".png"].startswith(b"\x89PNG")
@@ -152,6 +157,17 @@ def test_every_drawing_is_a_picture_and_a_vector_image_and_the_same_each_time(na
         assert label in text
     assert ("not run" in text) == any(panel.where.get("depth") == 3 for panel in catalogue.DRAWINGS[name].panels)
     assert catalogue.DRAWINGS[name].draw(rows) == files
+
+
+def test_runs_of_two_studies_do_not_become_one_mean_and_none_counts_twice() -> None:
+    rows = table(lambda m, s, **_: 0.2, dataset=["cifar10"], width=[50, 99])
+    drawing = catalogue.DRAWINGS["n100"]
+    assert drawing.draw([*rows, *rows]) == drawing.draw(rows)
+    others = table(lambda m, s, **_: 0.2, dataset=["cifar10"], width=[50, 99], n=[10])
+    with pytest.raises(OptionError, match="tables of one study"):
+        drawing.draw([*rows, *others])
+    only = [{**one, "solver": "lm"} for one in rows]
+    assert b"not run" in drawing.draw(only)[".svg"]
 
 
 def test_spectra_of_one_seed_or_several() -> None:
@@ -193,6 +209,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     for bad in (
         ["figure", "fig9", "--out", str(tmp_path)],
         ["figure", "grid", "--table", str(tmp_path / "t.csv"), "--out", str(tmp_path)],
+        ["figure", "spectrum", "--table", str(tmp_path / "t.csv"), "--out", str(tmp_path)],
         ["claims", "--out", str(tmp_path / "c.md")],
         ["claims", str(tmp_path / "none.csv"), "--out", str(tmp_path / "c.md")],
     ):

@@ -42,6 +42,9 @@ def test_a_grid_is_the_product_of_its_lists_victim_by_victim() -> None:
 
 def test_a_job_named_twice_is_run_once() -> None:
     assert len(expand({"grid": [SMALL, {**SMALL, "width": [60, 70]}]})) == 2
+    for plan in ([SMALL, {**SMALL, "keep_points": True}], [{**SMALL, "keep_points": True}, SMALL]):
+        (one,) = expand({"grid": plan})
+        assert one.keep_points
 
 
 @pytest.mark.parametrize("path", sorted(PLANS.glob("*.toml")), ids=lambda path: path.stem)
@@ -60,9 +63,12 @@ def test_names_follow_what_a_job_is_and_defaults_do_not_count() -> None:
         job(solver="gd"),
         job(parameters="all"),
         job(endpoints="both"),
-        job(keep_points=True),
+        job(subspace_rank=3),
     ]
     assert len({one.name, *(other.name for other in others)}) == 9
+    # What has no effect on the result does not count either.
+    assert one.name == job(keep_points=True).name
+    assert others[3].name == job(method="full", subspace_rank=3).name
     assert one.victim_name == job(method="full", reconstruction_seed=3).victim_name != others[0].victim_name
     assert job(reconstruction_seed=4).group == one
     # Written down: a change of these renames every result that people have.
@@ -71,29 +77,25 @@ def test_names_follow_what_a_job_is_and_defaults_do_not_count() -> None:
 
 
 @given(
-    st.builds(
-        Job,
-        recipe=st.builds(
-            Recipe,
-            dataset=st.sampled_from(["synthetic", "photos", "some/path.npz"]),
-            n=st.integers(1, 1000),
-            width=st.integers(1, 10**6),
-            noise=st.floats(0, 1e6),
-            learning_rate=st.none() | st.floats(1e-9, 1.0),
-            depth=st.integers(1, 9),
-            bias=st.booleans(),
-            seed=st.integers(0, 2**32 - 1),
-        ),
-        method=st.sampled_from(["full", "subspace", "true"]),
-        solver=st.sampled_from(["auto", "lm", "gd"]),
-        subspace_rank=st.sampled_from(["auto", "known"]) | st.integers(1, 99),
-        iterations=st.none() | st.integers(1, 10**5),
-        reconstruction_seed=st.integers(0, 2**32 - 1),
-        keep_points=st.booleans(),
-    )
+    dataset=st.sampled_from(["synthetic", "photos", "some/path.npz"]),
+    n=st.integers(1, 1000),
+    width=st.integers(1, 10**6),
+    noise=st.floats(0, 1e6),
+    learning_rate=st.none() | st.floats(1e-9, 1.0),
+    depth=st.integers(2, 9),
+    bias=st.booleans(),
+    training_seed=st.integers(0, 2**32 - 1),
+    method=st.sampled_from(["full", "subspace", "true"]),
+    solver=st.sampled_from(["auto", "lm", "gd"]),
+    subspace_rank=st.sampled_from(["auto", "known"]) | st.integers(1, 99),
+    iterations=st.none() | st.integers(1, 10**5),
+    reconstruction_seed=st.integers(0, 2**32 - 1),
+    keep_points=st.booleans(),
 )
-def test_a_job_is_its_columns(one: Job) -> None:
+def test_a_job_is_its_columns(**options: object) -> None:
+    one = Job.of(options)
     assert tuple(one.columns()) == COLUMNS
+    assert options.items() <= one.columns().items()
     assert Job.of(one.columns()) == one
 
 
@@ -132,6 +134,13 @@ def test_the_attack_gets_of_the_data_what_its_method_says() -> None:
         ({"dtype": "float16"}, "dtype float32 or float64"),
         ({"restarts": 0}, "restarts"),
         ({"widht": 60}, "check the name"),
+        ({"width": 10**400}, "400 digits|401 digits"),
+        ({"noise": 10**400}, "digits"),
+        ({"restarts": 10**9}, "restarts"),
+        ({"depth": 1}, "depth"),
+        ({"rank": 61}, "rank of at most dim"),
+        ({"parameters": "banana"}, "choose from those"),
+        ({"victim": "rf"}, "method full or true"),
     ],
 )
 def test_bad_options_are_refused_before_anything_runs(change: dict[str, object], message: str) -> None:
@@ -163,7 +172,7 @@ def test_a_plan_needs_what_has_no_default() -> None:
         expand({"grid": [{"dataset": "synthetic", "n": 3}]})
 
 
-@pytest.mark.parametrize("content", [b"[[grid", b"\xff\xfe", b"", b"a = 1"])
+@pytest.mark.parametrize("content", [b"[[grid", b"\xff\xfe", b"", b"a = 1", b"a = " + b"9" * 5000])
 def test_bad_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_bytes(content)
     with pytest.raises(FileError, match="expected"):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from cyclopts import Parameter
 
 from recollect.cli.common import Count, Device, Flag, Json, app
@@ -21,7 +22,7 @@ from recollect.experiments.perform import Task
 from recollect.experiments.plan import read_plan
 from recollect.experiments.store import Store
 from recollect.experiments.sweep import Progress, Sweep, tasks_of
-from recollect.experiments.table import csv_bytes, read_table, write_table
+from recollect.experiments.table import csv_bytes, read_table, scored, write_table
 from recollect.experiments.table import table as results
 from recollect.files import check_writable, write_bytes, write_files
 from recollect.memory import total_memory
@@ -79,17 +80,18 @@ def sweep(
         List the jobs with estimates of time and memory, and run none.
     """
     terminal = Terminal(json=json)
-    jobs, sources, where = read_plan(plan), _sources(data or []), choose_device(device)
-    for name, value in (("--workers", workers), ("--threads", threads)):
-        if value is not None and not 1 <= value <= 10_000:
-            raise OptionError(f"expected {name} between 1 and 10000, got {value}; choose another")
+    jobs, sources = read_plan(plan), _sources(data or [])
+    _check_counts(workers, threads)
+    gpus = _reserved(engine, device, cpus_per_job, gpus_per_job)
+    # On a cluster the GPUs are elsewhere.
+    where = torch.device("cuda" if gpus else "cpu") if engine == "ray" else choose_device(device)
     check_writable(out)
     machine = Machine.measured(where, threads)
     store, slots = Store(out), workers or _slots(where.type, threads)
     if dry_run:
         _listed(terminal, jobs, tasks_of(jobs, store, machine, sources), slots)
         return 0
-    carrier = _engine(engine, address, slots, threads, cpus_per_job, gpus_per_job, where.type, out)
+    carrier = _engine(engine, address, slots, threads, cpus_per_job, gpus, where.type, out)
     code, told = _run(terminal, jobs, store, tasks_of(jobs, store, machine, sources), carrier, slots, keep_victims)
     if code != 130:
         terminal.say(f"The table: recollect export {out} --out {out}.csv")
@@ -157,14 +159,15 @@ def figure(
     terminal = Terminal(json=json)
     catalogue.check_name(name)
     check_writable(out)
+    _check_counts(workers, 1)
     sources, runs = _sources(data or []), out / f"{name}-{'quick' if quick else 'full'}-runs"
+    if table and (name in catalogue.PICTURES or name == "spectrum"):
+        raise OptionError(f"expected {name} without --table, got one; a table does not hold that: leave it out")
     code, told = 0, dict[str, Any]()
     if name == "spectrum":
         rows, files = catalogue.spectra(terminal.progress, quick=quick)
         files = {**files, ".csv": rows}
     elif table:
-        if name in catalogue.PICTURES:
-            raise OptionError(f"expected {name} without --table, got one; a table holds no pictures: leave it out")
         rows_of = [row for path in table for row in read_table(path)]
         files = catalogue.DRAWINGS[name].draw(rows_of)
     else:
@@ -172,9 +175,10 @@ def figure(
         where, store = choose_device(device), Store(runs)
         slots = workers or _slots(where.type, 1)
         tasks = tasks_of(jobs, store, Machine.measured(where), sources)
-        carrier = _engine("local", None, slots, 1, 1.0, None, where.type, runs)
+        carrier = _engine("local", None, slots, 1, 1.0, 0.0, where.type, runs)
         code, told = _run(terminal, jobs, store, tasks, carrier, slots, False)
         if code == 130:
+            terminal.answer(told)
             return code
         if name in catalogue.PICTURES:
             files = catalogue.pictures(name, store, jobs, sources)
@@ -204,9 +208,9 @@ def claims(*tables: Path, out: Path, json: Json = False) -> int:
     terminal = Terminal(json=json)
     if not tables:
         raise OptionError("expected tables that `recollect export` made, got none; name them before --out")
-    rows = {row["job"]: row for path in tables for row in read_table(path)}
-    found = judge(list(rows.values()))
-    write_bytes(out, markdown(list(rows.values()), [path.name for path in tables]).encode())
+    rows = scored([row for path in tables for row in read_table(path)])
+    found = judge(rows)
+    write_bytes(out, markdown(found, len(rows), [path.name for path in tables]).encode())
     for claim, verdict in found:
         terminal.say(f"{verdict.verdict:14} {claim.sentence}")
     told = [
@@ -230,6 +234,10 @@ def _run(
     began = time.perf_counter()
     _announce(terminal, jobs, tasks, slots)
     store.folder.mkdir(parents=True, exist_ok=True)
+    if not keep_victims:  # those of a run that was killed after the last of their jobs
+        needed = {task.jobs[0].victim_name for task in attacks}
+        for job in {job.victim_name: job for job in jobs if job.victim_name not in needed}.values():
+            store.drop_victim(job)
     failures: dict[Job, str] = {}
     try:
         if attacks:
@@ -291,13 +299,12 @@ def _carried_out(
 
 
 def _engine(
-    kind: str, address: str | None, slots: int, threads: int, cpus: float, gpus: float | None, device: str, out: Path
+    kind: str, address: str | None, slots: int, threads: int, cpus: float, gpus: float, device: str, out: Path
 ) -> Engine:
     if kind == "ray":
         from recollect.experiments.ray_engine import RayEngine
 
-        wanted = (1.0 if device == "cuda" else 0.0) if gpus is None else gpus
-        return RayEngine(address=address, workers=slots, threads=threads, cpus=cpus, gpus=wanted, folder=out.absolute())
+        return RayEngine(address=address, workers=slots, threads=threads, cpus=cpus, gpus=gpus, folder=out.absolute())
     if address is not None:
         raise OptionError("expected --address with --engine ray, got --engine local; leave it out")
     names = _gpus() if device == "cuda" else []
@@ -308,12 +315,30 @@ def _engine(
 def _slots(device: str, threads: int) -> int:
     if device == "cuda":
         return max(1, len(_gpus()))
-    return max(1, len(os.sched_getaffinity(0)) // threads)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // threads)
+
+
+def _check_counts(workers: int | None, threads: int) -> None:
+    for name, value in (("--workers", workers), ("--threads", threads)):
+        if value is not None and not 1 <= value <= 10_000:
+            raise OptionError(f"expected {name} between 1 and 10000, got {value}; choose another")
+
+
+def _reserved(engine: str, device: str, cpus: float, gpus: float | None) -> float:
+    """GPUs that Ray reserves for a job."""
+    if engine == "local" and (gpus is not None or cpus != 1.0):
+        raise OptionError("expected --cpus-per-job and --gpus-per-job with --engine ray, got local; leave them out")
+    wanted = (1.0 if device == "cuda" else 0.0) if gpus is None else gpus
+    for name, value in (("--cpus-per-job", cpus), ("--gpus-per-job", wanted)):
+        if not 0 <= value <= 10_000 or (value > 1 and value != int(value)):
+            raise OptionError(f"expected {name} of a whole number, or a part of one, got {value}; choose another")
+    if device == "cpu" and wanted:
+        raise OptionError(f"expected no GPUs with --device cpu, got --gpus-per-job {wanted:g}; leave one of them out")
+    return wanted
 
 
 def _gpus() -> list[str]:
-    import torch
-
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     return shown.split(",") if shown else [str(k) for k in range(torch.cuda.device_count())]
 

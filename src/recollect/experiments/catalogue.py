@@ -60,7 +60,10 @@ def _both(title: str, where: Mapping[str, object]) -> tuple[Panel, ...]:
 
 DRAWINGS: dict[str, Drawing] = {
     "synthetic": Drawing(
-        ("synthetic",), "synthetic-quick", _both("synthetic data, two layers, last layer", {"parameters": "last"}), 2
+        ("synthetic",),
+        "synthetic-quick",
+        _both("synthetic data, two layers, last layer", {"dataset": "synthetic", "parameters": "last"}),
+        2,
     ),
     "depth": Drawing(("cifar10-n100-depth",), "depth-quick", _depths(["last"], [2, 5]), 2),
     "parameters": Drawing(("cifar10-n100-depth",), "depth-quick", _depths(["last", "all"], [2, 3, 5]), 2),
@@ -132,7 +135,8 @@ def pictures(name: str, store: Store, jobs: Sequence[Job], sources: Mapping[str,
     chosen = _first_of_each(data, PICTURES[name])
     rho = {row[0].name: row[1]["rho"] for row in store.results()}
     strips = []
-    for job in sorted(jobs, key=lambda job: (job.solver == "auto", job.recipe.width)):
+    done = [job for job in jobs if store.has(job)]
+    for job in sorted(done, key=lambda job: (job.solver == "auto", job.recipe.width)):
         points = read_tensors(store.points(job))[0]["inputs"].double()
         shown = data.pixel_space.pixels(_closest(data.inputs[chosen], points), data.norms[chosen])
         who = "auto" if job.solver == "auto" else "Alg. 2"

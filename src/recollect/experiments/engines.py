@@ -40,8 +40,12 @@ class Engine(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+    @property
+    def full(self) -> bool:
+        """Whether no task at all can be placed now."""
+
     def room(self, task: Task) -> bool:
-        """Whether the task can be placed now."""
+        """Whether there is memory for this one."""
 
     def submit(self, task: Task) -> None: ...
 
@@ -80,10 +84,14 @@ class LocalEngine:
             worker.process.join()
             worker.pipe.close()
 
+    @property
+    def full(self) -> bool:
+        return sum(worker.task is not None for worker in self._workers) >= self._count
+
     def room(self, task: Task) -> bool:
         busy = [worker.task for worker in self._workers if worker.task]
         # A task that is larger than the machine is tried alone: an estimate is no proof.
-        return not busy or (len(busy) < self._count and sum(one.bytes for one in [*busy, task]) <= self._memory)
+        return not busy or sum(one.bytes for one in [*busy, task]) <= self._memory
 
     def submit(self, task: Task) -> None:
         worker = next((one for one in self._workers if one.task is None), None)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from recollect.experiments.job import Job
-from recollect.span.normal import dense_normal_bytes, forms_dense
+from recollect.memory import total_memory
+from recollect.span.normal import DENSE_AT_MOST, DENSE_UNKNOWNS, dense_normal_bytes
 
 _TRAINING_STEPS = 2_000
 _SEARCH_STEPS = 150
@@ -41,13 +42,17 @@ class Machine:
     device: torch.device
     single: float
     double: float
+    memory: float = 1e11
 
     @classmethod
     def measured(cls, device: torch.device, threads: int = 1) -> Machine:
+        if device.type == "cuda" and not torch.cuda.is_available():  # those of a cluster: what such cards do
+            return cls(device, 2e13, 1e13)
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            return cls(device, _rate(device, torch.float32), _rate(device, torch.float64))
+            rates = (_rate(device, torch.float32), _rate(device, torch.float64))
+            return cls(device, *rates, float(total_memory(device)))
         finally:
             torch.set_num_threads(before)
 
@@ -73,7 +78,7 @@ def training_cost(job: Job, sizes: Mapping[str, tuple[int, int]], machine: Machi
     if recipe.victim == "rf":
         return Cost(_START + flops / machine.double, _LOADED + 3 * parameters * size)
     step = max(_WAIT[machine.device.type], flops / (machine.double if size == 8 else machine.single))
-    return Cost(_START + _TRAINING_STEPS * step, _LOADED + 4.0 * parameters * size)
+    return Cost(_START + min(_TRAINING_STEPS, recipe.max_steps) * step, _LOADED + 4.0 * parameters * size)
 
 
 def attack_cost(jobs: tuple[Job, ...], sizes: Mapping[str, tuple[int, int]], machine: Machine) -> Cost:
@@ -82,6 +87,8 @@ def attack_cost(jobs: tuple[Job, ...], sizes: Mapping[str, tuple[int, int]], mac
     recipe = job.recipe
     (d, c), n, p = sizes[dataset_key(job)], recipe.n, recipe.width
     r = d if job.method == "full" else (recipe.rank if recipe.dataset == "synthetic" else min(n, d))
+    if job.method == "subspace" and isinstance(job.subspace_rank, int):
+        r = min(d, job.subspace_rank)
     hidden = (recipe.depth - 2) * p * p if recipe.victim == "mlp" else 0
     kept = _LOADED + 2.0 * _parameters(job, d, c) * (8 if recipe.dtype == "float64" else 4)
     last = job.parameters == "last"
@@ -92,20 +99,22 @@ def attack_cost(jobs: tuple[Job, ...], sizes: Mapping[str, tuple[int, int]], mac
         fit += 2.0 * rows * rows * (p * recipe.depth) + rows**3 / 3
         held += 4.0 * rows * (rows + p * recipe.depth)
     if job.solver == "gd":
-        together = len(jobs) if machine.device.type == "cuda" else 1
-        iterations = (job.iterations or _ITERATIONS) * job.restarts
+        starts = len(jobs) * job.restarts
+        together = starts if machine.device.type == "cuda" else job.restarts
+        together = max(1, min(together, int(machine.memory / 4 / (4 * held))))
         step = max(_WAIT[machine.device.type], together * fit / machine.single)
         return Cost(
-            len(jobs) * _START + iterations * step * len(jobs) / together,
+            len(jobs) * _START + (job.iterations or _ITERATIONS) * step * starts / together,
             kept + 4 * held * together + 4.0 * _parameters(job, r, c),
         )
     families = 1 if job.endpoints in ("final", "initial") else 2
     needed: float = dense_normal_bytes(families, p, n, r) + (0 if last else 8 * (families * n * c) ** 2)
-    if forms_dense(n, r, int(needed), machine.device):
+    most = DENSE_AT_MOST if machine.device.type == "cuda" else DENSE_UNKNOWNS
+    if n * r <= most and 2 * needed <= machine.memory:
         step = (families**2 if last else 2 * families**2) * 2.0 * p * (n * r) ** 2 * min(c, families) + (n * r) ** 3 / 3
     else:
         step, needed = 60 * families * fit, 16 * families * held
-    steps = _SEARCH_STEPS * job.restarts * (1 if last else 3)
+    steps = min(_SEARCH_STEPS, 4 * (job.iterations or _SEARCH_STEPS)) * job.restarts * (1 if last else 3)
     seconds = steps * max(10 * _WAIT[machine.device.type], step / machine.double)
     return Cost(len(jobs) * (_START + seconds), kept + needed + 8.0 * held)
 

@@ -18,7 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from recollect.experiments.table import Row
+from recollect.errors import OptionError
+from recollect.experiments.table import Row, scored
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,14 @@ class Panel:
     """`linear` is how the paper draws ρ, `log` shows what is small."""
 
     def rows(self, table: Sequence[Row]) -> list[Row]:
-        return [row for row in table if all(row[name] == value for name, value in self.where.items())]
+        """Its runs; those of two studies must not become one mean."""
+        rows = [row for row in table if all(row[name] == value for name, value in self.where.items())]
+        studies = sorted({", ".join(f"{name} {row[name]}" for name in ("dataset", "n")) for row in rows})
+        if len(studies) > 1:
+            raise OptionError(
+                f"expected runs on one data set in a panel, got {' and '.join(studies[:3])}; give tables of one study"
+            )
+        return rows
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def line_of(rows: Sequence[Row], line: Line, measure: str) -> list[Point]:
 
 def quality(table: Sequence[Row], panels: Sequence[Panel], *, columns: int, measure: str = "rho") -> dict[str, bytes]:
     """Reconstruction error against size, a panel each; `.png` and `.svg`."""
-    rows = -(-len(panels) // columns)
+    rows, table = -(-len(panels) // columns), scored(table)
     with rc_context(_STYLE):
         figure = Figure(figsize=(1.0 + 3.9 * columns, 1.1 + 2.9 * rows), layout="constrained")
         alike = len({panel.scale for panel in panels}) == 1
@@ -104,7 +112,7 @@ def quality(table: Sequence[Row], panels: Sequence[Panel], *, columns: int, meas
 
 def _panel(axes: Axes, rows: Sequence[Row], panel: Panel, measure: str) -> dict[str, Any]:
     axes.set(xscale="log", yscale=panel.scale, title=panel.title)
-    if not rows:
+    if not any(line_of(rows, line, measure) for line in LINES):
         axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color="#777777")
         return {}
     drawn = {}

@@ -19,6 +19,7 @@ from recollect.recipe import Recipe
 from recollect.shapes import Float, Tensor
 from recollect.solve import GradientDescent, LevenbergMarquardt
 from recollect.span import Endpoints
+from recollect.victim import select
 
 _FORMAT = 1
 """Raised when the same job no longer means the same run."""
@@ -72,10 +73,18 @@ class Job:
             )
         self._solver()
         self._projection(FullSpace())
+        select(self.recipe.network(1, 1), self.parameters)
+        if self.recipe.victim == "rf" and self.method == "subspace":
+            raise OptionError("expected method full or true for random features, got subspace; they leave ΔW1 = 0")
 
     @cached_property
     def name(self) -> str:
-        return _digest({**_changed(self), "recipe": _changed(self.recipe)})
+        """What has no effect on the result is left out: whether it is kept, a rank where there is no Û."""
+        options = _changed(self)
+        options.pop("keep_points", None)
+        if self.method != "subspace":
+            options.pop("subspace_rank", None)
+        return _digest({**options, "recipe": _changed(self.recipe)})
 
     @cached_property
     def victim_name(self) -> str:
@@ -142,8 +151,6 @@ _VICTIM: dict[str, Field[Any]] = {
 }
 _ATTACK: dict[str, Field[Any]] = {field.name: field for field in fields(Job) if field.name != "recipe"}
 COLUMNS = (*_VICTIM, *_ATTACK)
-TEXT = tuple(name for name, field in {**_VICTIM, **_ATTACK}.items() if field.type == "str")
-"""Columns of text, whatever it looks like."""
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -155,6 +162,11 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+OPTIONS: dict[str, type] = {name: _KINDS[str(field.type)][0] for name, field in {**_VICTIM, **_ATTACK}.items()}
+"""The columns of a job, and what each holds; text where it may be text or a number."""
+_LARGEST = 10**12
+
+
 def _checked(name: str, field: Field[Any], value: Any) -> Any:
     """The value, if it has the type of the option; floats written as whole numbers become floats."""
     kinds = _KINDS[str(field.type)]
@@ -163,6 +175,10 @@ def _checked(name: str, field: Field[Any], value: Any) -> Any:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}[kinds[0]]
         raise OptionError(f"expected {name} to be {wanted}, got {value!r}; correct the plan")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise OptionError(
+            f"expected {name} of ordinary size, got a number of {len(str(abs(value)))} digits; correct it"
+        )
     return float(value) if kinds[0] is float and isinstance(value, int) else value
 
 

@@ -83,11 +83,13 @@ def _train(store: Store, job: Job, device: torch.device, sources: Mapping[str, s
 
 def _attack(store: Store, jobs: Sequence[Job], device: torch.device) -> None:
     folder, one = store.victim(jobs[0]), jobs[0]
-    facts = read_json(folder / "train.json")
-    if facts.get("recipe") != asdict(one.recipe):
-        raise FileError(f"expected the victim of this job in {folder}, got another; delete the folder")
-    truth, basis = read_truth(folder / "truth.safetensors"), read_tensors(folder / "basis.safetensors")[0]["U"]
-    victim = Victim.load(folder / "init.safetensors", folder / "trained.safetensors")
+    try:
+        facts = read_json(folder / "train.json")
+        truth, basis = read_truth(folder / "truth.safetensors"), read_tensors(folder / "basis.safetensors")[0]["U"]
+        victim = Victim.load(folder / "init.safetensors", folder / "trained.safetensors")
+    except (FileError, KeyError):
+        store.drop_victim(one)  # so that the next try trains it again
+        raise
     began = time.perf_counter()
     seeds = [job.reconstruction_seed for job in jobs]
     attack = one.attack(basis)
@@ -102,7 +104,6 @@ def _attack(store: Store, jobs: Sequence[Job], device: torch.device) -> None:
             "training_step_size": facts["learning_rate"],
             "gap_rank": facts["gap_rank"],
             "device": device.type,
-            "together": len(jobs) if device.type == "cuda" else 1,
             "torch": torch.__version__,
         }
         spent = {

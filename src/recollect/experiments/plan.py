@@ -34,8 +34,8 @@ def read_plan(path: Path) -> tuple[Job, ...]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"expected a plan at {path}, got: {error.strerror or error}; check the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FileError(f"expected TOML in {path}, got: {error}; correct the file") from None
+    except (ValueError, RecursionError) as error:  # not TOML, not text, numbers of thousands of digits
+        raise FileError(f"expected TOML in {path}, got: {' '.join(str(error).split())}; correct the file") from None
     return expand(content, str(path))
 
 
@@ -61,7 +61,8 @@ def expand(content: Mapping[str, Any], where: str = "the plan") -> tuple[Job, ..
                 job = Job.of(dict(zip(names, values, strict=True)))
             except OptionError as error:
                 raise OptionError(f"{where}: {error}") from None
-            jobs.setdefault(job.name, job)
+            if job.name not in jobs or job.keep_points:
+                jobs[job.name] = job
     victims: dict[str, list[Job]] = {}
     for job in jobs.values():
         victims.setdefault(job.victim_name, []).append(job)

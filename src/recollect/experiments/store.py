@@ -14,13 +14,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from recollect.errors import FileError, RecollectError
 from recollect.experiments.job import Job
-from recollect.files import json_bytes, read_json, tensor_bytes, write_bytes, write_files
+from recollect.files import json_bytes, read_json, read_tensors, tensor_bytes, write_bytes, write_files
+from recollect.recipe import Recipe
 from recollect.shapes import Float, Tensor
 
 
@@ -34,7 +34,7 @@ class Store:
     def has_victim(self, job: Job) -> bool:
         """`train.json` is written last."""
         try:
-            return bool(read_json(self.victim(job) / "train.json").get("recipe") == asdict(job.recipe))
+            return is_of(job.recipe, read_json(self.victim(job) / "train.json").get("recipe"))
         except FileError:
             return False
 
@@ -46,10 +46,12 @@ class Store:
 
     def has(self, job: Job) -> bool:
         try:
-            row = self._result(self._path("results", job))
+            found, _, _ = self._result(self._path("results", job))
+            if job.keep_points:
+                read_tensors(self.points(job))
         except FileError:
             return False
-        return row["job"] == job.columns() and (not job.keep_points or self.points(job).is_file())
+        return found.name == job.name
 
     def keep(self, job: Job, result: dict[str, Any], seconds: dict[str, float], points: Float[Tensor, "n d"]) -> None:
         if job.keep_points:
@@ -62,7 +64,9 @@ class Store:
         return self.folder / "points" / f"{job.name}.safetensors"
 
     def fail(self, job: Job, error: str) -> None:
-        write_bytes(self._path("failures", job), json_bytes({"job": job.columns(), "error": error}))
+        """For those who look later; the sweep tells it anyway, so that a full disk does not matter here."""
+        with contextlib.suppress(FileError):
+            write_bytes(self._path("failures", job), json_bytes({"job": job.columns(), "error": error}))
 
     def forgive(self, job: Job) -> None:
         with contextlib.suppress(OSError):
@@ -71,18 +75,74 @@ class Store:
     def results(self) -> Iterator[tuple[Job, dict[str, Any], dict[str, float]]]:
         """Everything that is there, in no order; a file that is not a result is an error."""
         for path in (self.folder / "results").glob("*.json"):
-            row = self._result(path)
-            try:
-                job = Job.of(row["job"])
-            except RecollectError as error:
-                raise FileError(f"expected a job in {path}, got another kind of file: {error}; delete it") from None
-            yield job, row["result"], row["seconds"]
+            job, result, seconds = self._result(path)
+            if path.stem != job.name:
+                raise FileError(f"expected the result of job {path.stem} in {path}, got that of {job.name}; delete it")
+            yield job, result, seconds
 
     def _path(self, kind: str, job: Job) -> Path:
         return self.folder / kind / f"{job.name}.json"
 
-    def _result(self, path: Path) -> dict[str, Any]:
+    def _result(self, path: Path) -> tuple[Job, dict[str, Any], dict[str, float]]:
         row = read_json(path)
-        if not all(isinstance(row.get(part), dict) for part in ("job", "result", "seconds")):
-            raise FileError(f"expected a job and its result in {path}, got another kind of file; delete it")
-        return row
+        parts = [row.get(part) for part in ("job", "result", "seconds")]
+        try:
+            if not all(isinstance(part, dict) for part in parts):
+                raise FileError("no job and result")
+            job, result, seconds = Job.of(row["job"]), row["result"], row["seconds"]
+            for name, kind in (*RESULTS.items(), *dict.fromkeys(seconds, float).items()):
+                value = result.get(name) if name in RESULTS else seconds[name]
+                check_value(name, kind, value)
+            if result.get("rho") is None:
+                raise FileError("no ρ")
+        except RecollectError as error:
+            raise FileError(f"expected a job and its result in {path}, got: {error}; delete it") from None
+        return job, result, seconds
+
+
+RESULTS: dict[str, type] = {
+    "rho": float,
+    "rho_up_to_sign": float,
+    "rho_closest": float,
+    "median_error": float,
+    "worst_error": float,
+    "recovered": float,
+    "missed": int,
+    "spurious": int,
+    "residual": float,
+    "status": str,
+    "rank_used": int,
+    "equations": int,
+    "unknowns": int,
+    "steps": int,
+    "step_size": float,
+    "confidence": float,
+    "chance_sphere": float,
+    "chance_span": float,
+    "chance_span_up_to_sign": float,
+    "chance_other_points": float,
+    "outputs": int,
+    "training_mse": float,
+    "training_steps": int,
+    "training_step_size": float,
+    "gap_rank": int,
+    "device": str,
+    "torch": str,
+}
+"""What is kept of a job, and as what; any of it may be missing (None) but ρ."""
+
+
+def check_value(name: str, kind: type, value: Any) -> None:
+    if value is None:
+        return
+    fits = isinstance(value, (float, int) if kind is float else kind) and not isinstance(value, bool)
+    if not fits or (kind is float and not abs(value) < 1e300) or (kind is int and abs(value) >= 2**63):
+        raise FileError(f"{name} is {str(value)[:40]!r}")
+
+
+def is_of(recipe: Recipe, facts: Any) -> bool:
+    """Whether these facts are the recipe's; options they do not know yet count as their defaults."""
+    try:
+        return isinstance(facts, dict) and Recipe(**facts) == recipe
+    except (RecollectError, TypeError):
+        return False

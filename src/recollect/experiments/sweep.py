@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from recollect.experiments.engines import Ended, Engine
 from recollect.experiments.estimate import Cost, Machine, attack_cost, dimensions, training_cost
@@ -43,6 +44,9 @@ def tasks_of(
     The seeds of gradient descent are one task on a GPU, and then always all of them: results of
     starts that share their products depend, by rounding, on which they are.
     """
+    # Workers may have another working directory.
+    paths = {job.recipe.dataset for job in jobs if Path(job.recipe.dataset).exists()}
+    sources = {**{path: str(Path(path).absolute()) for path in paths}, **sources}
     sizes = dimensions(tuple(jobs), sources)
     missing = [job for job in jobs if not store.has(job)]
 
@@ -74,7 +78,7 @@ class Sweep:
     _waiting: dict[str, list[Task]] = field(default_factory=dict)
     _left: dict[str, int] = field(default_factory=dict)
     """Attacks on each victim that are not over."""
-    _tries: dict[int, int] = field(default_factory=dict)
+    _tries: dict[tuple[int, bool], int] = field(default_factory=dict)
     _running: int = 0
     _failures: dict[Job, str] = field(default_factory=dict)
 
@@ -112,11 +116,17 @@ class Sweep:
         return self._failures
 
     def _place(self, engine: Engine) -> None:
-        for task in list(self._ready):
+        left = []
+        for k, task in enumerate(self._ready):
+            if engine.full:
+                left += self._ready[k:]
+                break
             if engine.room(task):
-                self._ready.remove(task)
                 self._running += 1
                 engine.submit(task)
+            else:
+                left.append(task)
+        self._ready = left
 
     def _over(self, ended: Ended) -> list[Task]:
         """The tasks that are over with it: none if it is tried again; all that waited for a victim that will not be."""
@@ -129,7 +139,8 @@ class Sweep:
             else:
                 self._released(task)
             return [task]
-        tries = self._tries[id(task)] = self._tries.get(id(task), 0) + 1
+        key = (id(task), ended.lost)
+        tries = self._tries[key] = self._tries.get(key, 0) + 1
         if tries < (_TRIES_IF_LOST if ended.lost else _TRIES):
             self._ready.append(task)
             return []

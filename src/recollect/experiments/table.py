@@ -4,49 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from recollect.errors import FileError, OptionError
-from recollect.experiments.job import COLUMNS, TEXT, Job
-from recollect.experiments.store import Store
+from recollect.experiments.job import COLUMNS, OPTIONS, Job
+from recollect.experiments.store import RESULTS, Store, check_value
 from recollect.files import write_bytes
 
 Row = dict[str, Any]
-RESULTS = (
-    "rho",
-    "rho_up_to_sign",
-    "rho_closest",
-    "median_error",
-    "worst_error",
-    "recovered",
-    "missed",
-    "spurious",
-    "residual",
-    "status",
-    "rank_used",
-    "equations",
-    "unknowns",
-    "steps",
-    "step_size",
-    "confidence",
-    "chance_sphere",
-    "chance_span",
-    "chance_span_up_to_sign",
-    "chance_other_points",
-    "outputs",
-    "training_mse",
-    "training_steps",
-    "training_step_size",
-    "gap_rank",
-    "device",
-    "together",
-    "torch",
-)
-_TEXT = {"job", "status", "device", "torch", *TEXT}
 SECONDS = ("attack_seconds", "group_seconds", "training_seconds")
+KINDS: dict[str, type] = {"job": str, **OPTIONS, **RESULTS, **dict.fromkeys(SECONDS, float)}
+"""Every column, in order, and what it holds; None where there is nothing."""
 
 
 def table(store: Store) -> list[Row]:
@@ -82,10 +52,9 @@ def csv_bytes(rows: Sequence[Row]) -> bytes:
     """Floats as `repr` writes them, which reads back to the same bits; nothing for None."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    names = ["job", *COLUMNS, *RESULTS, *SECONDS]
-    writer.writerow(names)
+    writer.writerow(KINDS)
     for row in rows:
-        writer.writerow(["" if row[name] is None else _written(row[name]) for name in names])
+        writer.writerow(["" if row[name] is None else _written(row[name]) for name in KINDS])
     return text.getvalue().encode()
 
 
@@ -101,11 +70,14 @@ def _parquet_bytes(rows: Sequence[Row]) -> bytes:
         from pyarrow import parquet
     except ImportError:
         raise OptionError("expected pyarrow for a .parquet file, got none; pip install pyarrow, or use .csv") from None
-    # A column that may hold text or a number is text.
-    mixed = {"subspace_rank"}
-    plain = [{name: str(value) if name in mixed else value for name, value in row.items()} for row in rows]
+    of = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    schema = pyarrow.schema([(name, of[kind]) for name, kind in KINDS.items()])
+    plain = [
+        {name: str(row[name]) if kind is str and row[name] is not None else row[name] for name, kind in KINDS.items()}
+        for row in rows
+    ]
     buffer = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.Table.from_pylist(plain), buffer)
+    parquet.write_table(pyarrow.Table.from_pylist(plain, schema=schema), buffer)
     content: bytes = buffer.getvalue().to_pybytes()
     return content
 
@@ -117,20 +89,33 @@ def read_table(path: Path) -> list[Row]:
             rows = list(csv.DictReader(stream))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FileError(f"expected a table at {path}, got: {error}; make it with `recollect export`") from None
-    missing = {"job", *COLUMNS, *RESULTS} - set(rows[0] if rows else ())
+    missing = set(KINDS) - set(rows[0] if rows else ())
     if missing:
         what = f"a table without {', '.join(sorted(missing)[:5])}" if rows else "an empty one"
         raise FileError(f"expected the columns of `recollect export` in {path}, got {what}; export it again")
-    return [{name: _read(name, value) for name, value in row.items()} for row in rows]
+    return [{name: _read(name, row[name], path) for name in KINDS} for row in rows]
 
 
-def _read(name: str, text: str | None) -> Any:
+def _read(name: str, text: str | None, path: Path) -> Any:
     if not text:
         return None
-    if name in _TEXT:
+    kind = KINDS[name]
+    if name == "subspace_rank" and text.isdigit():
+        return int(text[:9])
+    if kind is str:
         return text
     try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, (int, float, bool)) else text
+        value = {"true": True, "false": False}[text] if kind is bool else kind(text)
+        check_value(name, kind, None if kind is bool else value)
+    except (ValueError, KeyError, FileError):
+        raise FileError(f"expected {name} of a job in {path}, got {text[:40]!r}; export the table again") from None
+    return value
+
+
+def scored(rows: Sequence[Row]) -> list[Row]:
+    """Each job once, and those alone that have all that figures and claims are made of."""
+    once = {row["job"]: row for row in rows}
+    return [row for row in once.values() if not any(row[name] is None for name in _NEEDED)]
+
+
+_NEEDED = ("rho", "rho_up_to_sign", "rho_closest", "outputs", "chance_span", "chance_span_up_to_sign", "attack_seconds")

@@ -3,7 +3,7 @@
 from recollect.victim.infer import Architecture
 from recollect.victim.module import ModuleNetwork
 from recollect.victim.network import MLP, Bent, Layer, Network, Tap, initial_theta, mlp, random_features
-from recollect.victim.victim import Victim
+from recollect.victim.victim import Victim, select
 
 __all__ = [
     "MLP",
@@ -17,4 +17,5 @@ __all__ = [
     "initial_theta",
     "mlp",
     "random_features",
+    "select",
 ]

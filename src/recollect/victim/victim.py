@@ -89,21 +89,7 @@ class Victim:
         return self.network.c
 
     def select(self, parameters: str) -> tuple[str, ...]:
-        """Parameter names for `last`, `all`, or a comma-separated list of tensors or layers."""
-        if parameters == "last":
-            return self.network.last.names
-        if parameters == "all":
-            return self.network.trained
-        chosen = []
-        for word in parameters.split(","):
-            found = [name for name in self.network.trained if name == word or name.startswith(f"{word}.")]
-            if not found:
-                raise OptionError(
-                    f"expected last, all, or names out of {', '.join(self.network.trained)}, got {word!r}; choose "
-                    "from those"
-                )
-            chosen += found
-        return tuple(dict.fromkeys(chosen))
+        return select(self.network, parameters)
 
     def delta(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Δθ = θf − θ0 for these parameters, subtracted in float64: the weights nearly cancel."""
@@ -195,3 +181,20 @@ def _check_same(theta_0: Theta, theta_f: Theta) -> None:
         raise CheckpointError(
             f"expected two checkpoints of one network, got {shown}: give two checkpoints of the same training run"
         )
+
+
+def select(network: Network, parameters: str) -> tuple[str, ...]:
+    """Parameter names for `last`, `all`, or a comma-separated list of tensors or layers."""
+    if parameters == "last":
+        return network.last.names
+    if parameters == "all":
+        return network.trained
+    chosen = []
+    for word in parameters.split(","):
+        found = [name for name in network.trained if name == word or name.startswith(f"{word}.")]
+        if not found:
+            raise OptionError(
+                f"expected last, all, or names out of {', '.join(network.trained)}, got {word!r}; choose from those"
+            )
+        chosen += found
+    return tuple(dict.fromkeys(chosen))
