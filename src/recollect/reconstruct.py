@@ -24,7 +24,7 @@ from recollect.result import Checkpoint, Reconstruction, Stage
 from recollect.search import Search
 from recollect.seeds import stream
 from recollect.shapes import Tensor
-from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, minimise_each, paper_step, start
+from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, minimise, paper_step, start
 from recollect.solve.confidence import confidence
 from recollect.span import Endpoints, ExactSpan, LastLayerSpan, LayerwiseSpan, Span
 from recollect.stages import AllLayerStages, LastLayerStages
@@ -94,13 +94,11 @@ def reconstruct_seeds(
 ) -> tuple[Reconstruction, ...]:
     """`reconstruct` with each of these seeds.
 
-    On a GPU the starts of gradient descent share their matrix products, as many at once as memory
-    allows: a step of five takes little longer than a step of one. Their results then differ from those of single runs
-    by rounding, as the order of sums does.
+    On a GPU the starts of gradient descent share their matrix products, as many at once as memory allows; their results
+    then differ from those of single runs by rounding, as the order of sums does.
     """
     attack, where = attack or Projection(), choose_device(device)
-    solver = attack.solver
-    alike = isinstance(solver, GradientDescent) and attack.restarts == 1 and attack.tolerance == 0
+    solver, alike = attack.solver, attack.restarts == 1 and attack.tolerance == 0
     if where.type == "cuda" and n is not None and isinstance(solver, GradientDescent) and alike:
         problem = Problem.of(victim, attack, where)
         span = problem.span(n, attack.endpoints or Endpoints.FINAL)
@@ -116,7 +114,7 @@ def _together(
     found: list[Reconstruction] = []
     for some in (seeds[k : k + at_once] for k in range(0, len(seeds), at_once)):
         Z = torch.stack([random_start(problem.geometry, n, problem.r, stream("start 0", seed)) for seed in some])
-        outcomes = minimise_each(
+        outcomes = minimise(
             solver,
             span,
             problem.geometry,

@@ -67,7 +67,7 @@ class Search:
         outcome = self._remembered(fresh)
         if outcome is None:
             run, seconds = self._interrupted(fresh)
-            outcome = minimise(
+            found = minimise(
                 solver,
                 span,
                 geometry,
@@ -77,6 +77,7 @@ class Search:
                 save=self._save,
                 seconds=seconds,
             )
+            outcome = min(found, key=lambda one: one.loss)
         self._outcomes = (*self._outcomes, replace(outcome, Z=outcome.Z.cpu()))
         self._iterations += outcome.iterations
         return outcome

@@ -146,7 +146,7 @@ def _half_the_width(table: Sequence[Row]) -> Verdict:
     rows = _synthetic(table, parameters="last", depth=2)
     if len(_pairs(_gd(rows, "full"), _gd(rows, "subspace"))) < 2:
         return Verdict("–", OPEN)
-    told, ratios = [], []
+    told, ratios, ahead = [], [], False
     for measure, chance in (("rho", "chance_span"), ("rho_up_to_sign", "chance_span_up_to_sign")):
         for share in (0.75, 0.5):
             level = share * statistics.fmean(row[chance] for row in rows)
@@ -156,12 +156,9 @@ def _half_the_width(table: Sequence[Row]) -> Verdict:
                 ratios.append(full / sub)
                 told.append(f"{words}: {sub:.0f} against {full:.0f}, ratio {full / sub:.1f}")
             else:
+                ahead = ahead or sub is not None
                 told.append(f"{words}: {_or_never(sub)} against {_or_never(full)}")
     if not ratios:  # where full space gets nowhere there is a bound at best
-        ahead = any(
-            "not reached" in words.partition("against")[2] and "not reached" not in words.partition("against")[0]
-            for words in told
-        )
         return Verdict("; ".join(told), QUALIFIED if ahead else REFUTED)
     good = sum(1.5 <= ratio <= 3 for ratio in ratios)
     return _share(good, len(ratios), figures="; ".join(told))

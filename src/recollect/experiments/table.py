@@ -100,8 +100,8 @@ def _read(name: str, text: str | None, path: Path) -> Any:
     if not text:
         return None
     kind = KINDS[name]
-    if name == "subspace_rank" and text.isdigit():
-        return int(text[:9])
+    if name == "subspace_rank" and text.isdigit() and len(text) < 10:
+        return int(text)
     if kind is str:
         return text
     try:

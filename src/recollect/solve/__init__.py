@@ -2,7 +2,7 @@
 
 from recollect.solve.gradient_descent import GradientDescent, paper_step
 from recollect.solve.levenberg_marquardt import LevenbergMarquardt
-from recollect.solve.loop import JITTERS, Outcome, Run, Solver, Status, minimise, minimise_each, start
+from recollect.solve.loop import JITTERS, Outcome, Run, Solver, Status, minimise, start
 
 __all__ = [
     "JITTERS",
@@ -13,7 +13,6 @@ __all__ = [
     "Solver",
     "Status",
     "minimise",
-    "minimise_each",
     "paper_step",
     "start",
 ]

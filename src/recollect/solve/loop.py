@@ -133,22 +133,6 @@ def minimise(
     report: Report,
     save: Callable[[Run, float], None],
     seconds: float = 0.0,
-) -> Outcome:
-    """The best of what `minimise_each` finds."""
-    found = minimise_each(solver, span, geometry, run, tolerance=tolerance, report=report, save=save, seconds=seconds)
-    return min(found, key=lambda outcome: outcome.loss)
-
-
-def minimise_each(
-    solver: Solver,
-    span: Span,
-    geometry: Geometry,
-    run: Run,
-    *,
-    tolerance: float,
-    report: Report,
-    save: Callable[[Run, float], None],
-    seconds: float = 0.0,
 ) -> tuple[Outcome, ...]:
     """Step until the tolerance, the last iteration, a singular Gram or Ctrl-C; the best point each start has met.
 
@@ -232,7 +216,7 @@ def _finish(span: Span, run: Run, ladder: Tensor, status: Status) -> list[Outcom
     jitters, rungs = jitter.reshape(-1).tolist(), run.rung.reshape(-1).tolist()
 
     def ended(k: int) -> Status:
-        if rungs[k] < len(JITTERS):
+        if status is not Status.ITERATIONS or rungs[k] < len(JITTERS):
             return status
         # Every rung failed: at a point that could be looked at, or on the way from it?
         return Status.DIVERGED if bool(torch.isfinite(traces[k, -1])) else Status.SINGULAR
