@@ -530,6 +530,25 @@ def test_turning_ends_where_nothing_gets_better(n: int, monkeypatch: pytest.Monk
     assert tried == {1: 1, 2: 3}[n]  # both together, then each
 
 
+def test_points_are_turned_and_respawned_while_the_loss_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, data = narrow(1)
+    problem = Problem.of(victim, Projection(parameters="all", space=FullSpace()), CPU)
+    losses, order = iter([0.8, 0.8, 0.7, 0.5, 0.5, 0.499]), []
+    with Search(problem.device, quiet, None, "") as search:
+        stages = AllLayerStages(problem, search, Auto(), 0)
+        span, outcome = stages._through("both endpoints", (0.02,), Endpoints.BOTH, data.inputs)
+        stages._keep(span, replace(outcome, loss=1.0))
+
+        def falls(name: str) -> None:
+            order.append(name)
+            stages._keep(span, replace(outcome, loss=next(losses)))
+
+        monkeypatch.setattr(stages, "_turn", lambda ends: falls("turn"))
+        monkeypatch.setattr(stages, "_respawn", lambda ends: falls("respawn"))
+        stages._mend(Endpoints.BOTH)
+    assert order == ["turn", "respawn"] * 3  # the last one gained too little to go on
+
+
 def test_an_interruption_keeps_what_the_last_layer_found(monkeypatch: pytest.MonkeyPatch) -> None:
     victim, _ = narrow(1)
     problem = Problem.of(victim, Projection(parameters="all", space=FullSpace()), CPU)

@@ -8,8 +8,8 @@ random starts met in one minimum in small trials, and lowering τ step by step l
    holds every point, nothing more is needed.
 2. From a random start at θf, τ from 1 to 0.02. The layers' residuals are scaled to equal norm.
 3. Respawn: new points join where most is left to explain, τ falls again, and as many that explain least leave.
-4. Both endpoints, and respawn once more; then points turned to the other side of the origin where that explains as
-   much, since for two layers without bias the other side is a minimum of its own, and a false one.
+4. Both endpoints. Points are turned to the other side of the origin where that explains as much, since for two layers
+   without bias the other side is a minimum of its own, and a false one; then respawn; both again while either helps.
 5. The middle of the way as a third end: units that switched on the way are explained better.
 6. Hard gates: the network as it is.
 7. The last layer alone, from there. Of all that was found, what is held most firmly is kept.
@@ -198,14 +198,21 @@ class AllLayerStages(Stages[ExactSpan]):
         self._respawn(one)
         if endpoints is Endpoints.BOTH:
             self._descend_through("both endpoints", _CLOSING, endpoints)
-            self._respawn(endpoints)
-        if problem.parity is Parity.LINEAR and not self._lifted and self._turn(endpoints):
-            self._respawn(endpoints)
+        self._mend(endpoints)
 
     def _descend_through(self, name: str, rungs: tuple[float, ...], endpoints: Endpoints) -> None:
         span, outcome = self._through(name, rungs, endpoints, self.Z)
         self._keep(span, outcome)
         self._tell(name, outcome)
+
+    def _mend(self, endpoints: Endpoints) -> None:
+        """Points turned, then respawned, while the loss falls: each shows what the other could not see."""
+        before = math.inf
+        while self.outcome.loss < _BETTER * before:
+            before = self.outcome.loss
+            if self.problem.parity is Parity.LINEAR and not self._lifted:
+                self._turn(endpoints)
+            self._respawn(endpoints)
 
     def _respawn(self, endpoints: Endpoints) -> None:
         """While something is missing, or points explain little or are held loosely: a round."""
@@ -256,8 +263,8 @@ class AllLayerStages(Stages[ExactSpan]):
             outcome, iterations=outcome.iterations + grown.iterations, seconds=outcome.seconds + grown.seconds
         )
 
-    def _turn(self, endpoints: Endpoints) -> bool:
-        """Turn points to the other side while the loss, once the others have moved too, falls by it; whether any did.
+    def _turn(self, endpoints: Endpoints) -> None:
+        """Turn points to the other side while the loss, once the others have moved too, falls by it.
 
         The gradients at x and −x differ by a linear part, which the other points can nearly make up for; a point on the
         wrong side is therefore held there, but turning it costs nothing.
@@ -277,7 +284,6 @@ class AllLayerStages(Stages[ExactSpan]):
         if turned:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._tell(f"{turned} point{'s' if turned > 1 else ''} turned to the other side", ended)
-        return turned > 0
 
     def _doubted(self, loss: float) -> list[Int[Tensor, " m"]]:
         """Points that may be on the wrong side: all that seem to be together, then the likeliest one by one."""
