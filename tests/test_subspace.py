@@ -41,6 +41,17 @@ def test_full_rank_data_have_no_gap() -> None:
     assert gap_rule(torch.linalg.svdvals(steep), (200, 30), 1e-14)[::2] == (30, False)
 
 
+def test_rounding_that_adds_up_in_a_few_directions_does_not_hide_the_rank() -> None:
+    g = generator(0)
+    left, right = (torch.linalg.qr(torch.randn(size, 12, generator=g, dtype=F64)).Q for size in (400, 300))
+    values = torch.logspace(0, -2, 12, dtype=F64)
+    values[8:] = values[7] / 15 * torch.tensor([1.0, 0.9, 0.8, 0.6])  # four directions of rounding above the others
+    noise = 0.01 * values[8] * torch.randn(400, 300, generator=g, dtype=F64)
+    s = torch.linalg.svdvals((left * values) @ right.T + noise)
+    assert gap_rule(s, (400, 300), float(s[8]) / 100)[::2] == (8, True)
+    assert not gap_rule(s, (400, 300), float(s[8]) / 1e6)[2]  # far above rounding it might be data
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_the_rank_of_trained_networks(dtype: torch.dtype) -> None:
     data = synthetic(n=30, dim=20, rank=8)

@@ -16,6 +16,8 @@ from recollect.victim import Victim
 
 MINIMUM_GAP = 2.0
 """A smaller step in the spectrum is within what full-rank data show."""
+_ROUNDINGS = 1e3
+"""As many times the error of storing the weights once is what training in their precision may leave."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ def gap_rule(s: Float[Tensor, " k"], shape: tuple[int, ...], floor: float) -> tu
     A step counts only if it stands out from what follows: let t be the largest value after it over the edge that the
     Marchenko–Pastur law gives for the root mean square of the rest. For pure noise t is about 1, for rounding noise,
     which is larger in rows with larger weights, about 2; the step must be larger than t³. The spectrum of real images
-    has large steps near its top as well, but there the rest falls steeply, and t³ exceeds the step.
+    has large steps near its top as well, but there the rest falls steeply, and t³ exceeds the step. Where the rest is
+    as small as many roundings may leave it, t² will do: steps that are rounded alike, one after the other, add up in
+    few directions.
     """
     s = s.double().cpu().clamp_min(max(floor, torch.finfo(torch.float64).tiny))
     gaps = s[:-1] / s[1:]
@@ -76,7 +80,7 @@ def gap_rule(s: Float[Tensor, " k"], shape: tuple[int, ...], floor: float) -> tu
         rows, columns = shape[0] - k, shape[1] - k
         edge = (math.sqrt(rows) + math.sqrt(columns)) / math.sqrt(max(rows, columns))
         t = s[k] / (edge * s[k:].square().mean().sqrt())
-        if gaps[k - 1] > t**3:
+        if gaps[k - 1] > t ** (2 if s[k] < _ROUNDINGS * floor else 3):
             rank, gap = k, float(gaps[k - 1])
     if rank:
         return rank, gap, True
