@@ -56,7 +56,7 @@ def spectrum(victim: Victim) -> Spectrum:
             "expected training to have moved the first layer, got ΔW1 = 0; use --space full or --basis FILE"
         )
     _, s, Vh = torch.linalg.svd(delta, full_matrices=False)
-    floor = _rounding(victim.theta_f[first.weight])
+    floor = rounding(victim.theta_f[first.weight])
     rank, gap, found = gap_rule(s, delta.shape, floor)
     return Spectrum(s.cpu(), Vh.T.cpu(), rank, gap, found)
 
@@ -88,7 +88,7 @@ def gap_rule(s: Float[Tensor, " k"], shape: tuple[int, ...], floor: float) -> tu
     return above, float(s[above - 1] / max(floor, torch.finfo(torch.float64).tiny)), False
 
 
-def _rounding(W: Tensor) -> float:
+def rounding(W: Tensor) -> float:
     """The largest singular value of the error that storing W once makes: ε/2·rms(W)·(√p + √d)."""
     unit = torch.finfo(W.dtype).eps / 2
     rms = float(W.double().square().mean().sqrt())

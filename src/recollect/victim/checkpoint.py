@@ -24,8 +24,20 @@ _LIMIT = 64 * 2**30
 """A `.pt` archive that claims to unpack to more than this is refused before anything is allocated."""
 
 
+_COUNTERS = "num_batches_tracked"
+"""The one tensor of whole numbers that ordinary models save: how often a BatchNorm layer was called."""
+
+
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors by name and the file's metadata (empty for `.pt`). Nothing in the file is executed."""
+    state, metadata = read_checkpoint(path)
+    for name, tensor in state.items():
+        check_tensor(path, name, tensor)
+    return state, metadata
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The same, whatever the tensors are: `check_tensor` says of each whether it can be used."""
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(
@@ -42,14 +54,14 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise CheckpointError(f"expected a .safetensors or .pt checkpoint, got {path.name}; save it as one of those")
     if not state:
         raise CheckpointError(f"expected tensors in {path}, got none; save the model's state_dict")
-    for name, tensor in state.items():
-        _check_tensor(path, name, tensor)
     return state, metadata
 
 
-def _check_tensor(path: Path, name: str, tensor: Tensor) -> None:
+def check_tensor(path: Path, name: str, tensor: Tensor) -> None:
     if len(name) > 200 or not name.isprintable():
         raise CheckpointError(f"expected readable tensor names in {path}, got {name[:40]!a}; save the model again")
+    if name.rpartition(".")[2] == _COUNTERS and tensor.dtype is torch.int64 and tensor.numel() == 1:
+        return
     kind = f"{tensor.layout} {tensor.dtype}".replace("torch.", "").removeprefix("strided ")
     if tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
         raise CheckpointError(

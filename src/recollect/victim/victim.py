@@ -167,8 +167,8 @@ def _check_model(model: nn.Module, theta: Theta) -> None:
         )
 
 
-def _check_same(theta_0: Theta, theta_f: Theta) -> None:
-    """The two checkpoints hold the same tensors in the same shapes; every difference is named."""
+def differences(theta_0: Theta, theta_f: Theta) -> list[str]:
+    """Every way in which two checkpoints do not hold the same tensors in the same shapes."""
     problems = [f"{name} only before training" for name in theta_0 if name not in theta_f]
     problems += [f"{name} only after training" for name in theta_f if name not in theta_0]
     problems += [
@@ -176,7 +176,11 @@ def _check_same(theta_0: Theta, theta_f: Theta) -> None:
         for name in theta_f
         if name in theta_0 and theta_0[name].shape != theta_f[name].shape
     ]
-    if problems:
+    return problems
+
+
+def _check_same(theta_0: Theta, theta_f: Theta) -> None:
+    if problems := differences(theta_0, theta_f):
         shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
         raise CheckpointError(
             f"expected two checkpoints of one network, got {shown}: give two checkpoints of the same training run"
