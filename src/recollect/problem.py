@@ -36,7 +36,7 @@ from recollect.span import (
 from recollect.subspace import Spectrum, check_basis, spectrum
 from recollect.victim import Victim
 
-_ALGORITHM = 7
+_ALGORITHM = 8
 """Raised when the same options no longer lead to the same points: what was saved before is then not gone on from."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, runtime_checkable
@@ -23,3 +24,24 @@ class Progress(Protocol):
 def quiet(task: str, total: int | None) -> Iterator[Report]:
     """Progress for nobody."""
     yield lambda done, message: None
+
+
+class OutOfTime(KeyboardInterrupt):
+    """The time is over: a run ends as it would on Ctrl-C, with the best it has found."""
+
+
+def until(deadline: float, progress: Progress) -> Progress:
+    """The same progress, whose reports end the run once `time.monotonic()` has passed the deadline."""
+
+    @contextmanager
+    def limited(task: str, total: int | None) -> Iterator[Report]:
+        with progress(task, total) as report:
+
+            def checked(done: int, message: str) -> None:
+                report(done, message)
+                if time.monotonic() > deadline:
+                    raise OutOfTime
+
+            yield checked
+
+    return limited

@@ -65,7 +65,7 @@ def load_victim(
         raise OptionError("expected --model or --activation, got both; the model decides: leave --activation out")
     if model is None and input_shape is not None:
         raise OptionError("expected --input-shape with --model, got it alone; an MLP takes flat inputs: leave it out")
-    shape = None if input_shape is None else _shape(input_shape)
+    shape = None if input_shape is None else parse_shape(input_shape)
     return Victim.load(
         *paths, activation=activation, model=None if model is None else build_model(model), input_shape=shape
     )
@@ -95,7 +95,7 @@ def build_model(name: str) -> torch.nn.Module:
     return model
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
     try:
         shape = tuple(int(size) for size in text.split(","))
     except ValueError:

@@ -80,6 +80,20 @@ def error_plot(errors: Sequence[float], threshold: float, chance: float | None) 
     return _svg(draw)
 
 
+def confidence_plot(confidence: Sequence[float], level: float) -> str:
+    """Every candidate's confidence, sorted, with the level from which it is called recovered."""
+    values = np.sort(np.asarray(confidence, dtype=float))[::-1]
+
+    def draw(axes: Axes) -> None:
+        axes.scatter(np.arange(1, len(values) + 1), values, s=12, color=_BLUE)
+        axes.axhline(level, color=_INK, linewidth=0.8, linestyle="--")
+        axes.text(1, level, "called recovered above", va="bottom", fontsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(ylim=(-0.03, 1.05), xlabel="candidates, sorted", ylabel="confidence")
+
+    return _svg(draw)
+
+
 def _log(positive: np.ndarray, *axes: str) -> dict[str, str]:
     """Logarithmic axes where there is anything that has a logarithm."""
     return dict.fromkeys(axes, "log" if positive.any() else "linear")

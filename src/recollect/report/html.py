@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,11 +58,21 @@ def render(record: Record, truth: Truth | None, score: Score | None) -> str:
         "errors": None if score is None else error_plot(score.errors.tolist(), RECOVERED, score.chance.get("span")),
         "threshold": RECOVERED,
     }
-    template = importlib.resources.files("recollect.report").joinpath("report.html.j2").read_text(encoding="utf-8")
+    return page("report.html.j2", sections)
+
+
+def page(template: str, sections: Mapping[str, Any]) -> str:
+    """A template of this folder, filled in; whatever is put in is escaped."""
+    folder = importlib.resources.files("recollect.report")
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return environment.from_string(template).render(sections)
+    environment.filters["sentence"] = lambda text: text[:1].upper() + text[1:]
+    return environment.get_template(template).render(sections)
 
 
 def image_pairs(record: Record, truth: Truth | None, score: Score | None) -> list[Pair]:

@@ -236,10 +236,17 @@ class LastLayerStages(Stages[LastLayerSpan]):
             Z = torch.cat([Z, new])
 
     def _turn_subspace(self) -> None:
-        """Û tilted by rounding: descend in R^d among points that share some r-dimensional subspace, whichever it is."""
+        """Û tilted by rounding: descend in R^d among points that share some r-dimensional subspace, whichever it is.
+
+        Rounding tilts Û by about 1/gap. Where points are further off than that for other reasons, a subspace that may
+        turn only serves to explain those: it ends far from Û, and from the data.
+        """
         problem, span, before = self.problem, self.span, self.outcome
         found, n, r, d = problem.spectrum, len(self.Z), problem.r, problem.victim.d
         if found is None or found.gap > _CLEAR_GAP or r == d or n < r or before.loss <= EXACT:
+            return
+        errors = expected_errors(span, problem.geometry, self.Z, self._jitter)
+        if float(errors.median()) * found.gap > 1:
             return
         frame = 8 * (n * d) * (n * r + r * (d - r))
         fits = span.dense(n, d, coupled=True) and 8 * frame <= total_memory(problem.device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -24,6 +24,7 @@ _SHOWN = 3
 
 
 class Severity(Enum):
+    UNREADABLE = "cannot be read"
     STOPS = "stops the audit"
     LIMITS = "limits what it can say"
 
@@ -64,7 +65,7 @@ def validate(
         try:
             state, _ = read_checkpoint(path)
         except CheckpointError as error:
-            findings.append(_stop(str(error)))
+            findings.append(replace(_stop(str(error)), severity=Severity.UNREADABLE))
             continue
         states.append({name: tensor for name, tensor in state.items() if name.isprintable() and len(name) <= 200})
         findings += [finding for finding in _of_names(path, state) if finding not in findings]
@@ -83,7 +84,7 @@ def validate(
         )
     if model is not None:
         findings += [finding for finding in _of_layers(model) if finding not in findings]
-    if any(finding.severity is Severity.STOPS for finding in findings):
+    if any(finding.severity is not Severity.LIMITS for finding in findings):
         return Validation(None, tuple(findings))
     try:
         victim = Victim.load(init, trained, activation=activation, model=model, input_shape=input_shape)

@@ -1,0 +1,132 @@
+"""How far a point's confidence can be trusted: victims whose data are known, and null victims that have none.
+
+    python benchmarks/calibration.py --out results.jsonl [--seconds 500]     what is in the file is not run again
+    python benchmarks/calibration.py --table results.jsonl
+
+Every victim is attacked as an audit would, and each point found is written down with its confidence and its distance
+to the closest true point. A point is called recovered from a confidence of `audit/calls.py` on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recollect import Projection, Subspace, reconstruct
+from recollect.audit.nulls import NULLS
+from recollect.errors import RecollectError
+from recollect.match import signed_distances, unsigned_distances
+from recollect.problem import RecollectWarning
+from recollect.recipe import Recipe
+from recollect.subspace import spectrum
+
+Row = dict[str, Any]
+
+
+def victims() -> Iterator[Row]:
+    """From widths at which nothing can be found to widths at which all is; each kind of network and of data."""
+    for seed, (width, depth, bias) in itertools.product(
+        range(3), itertools.product((60, 120, 250, 500, 1000), (2, 3), (False, True))
+    ):
+        yield {"dataset": "digits", "n": 10, "width": width, "depth": depth, "bias": bias, "seed": seed}
+    for seed, width in itertools.product(range(3), (150, 300, 450, 600, 1000, 2000)):
+        yield {"dataset": "synthetic", "n": 20, "dim": 20, "rank": 10, "width": width, "seed": seed}
+    for seed, width in itertools.product(range(2), (100, 300, 1000)):
+        yield {"dataset": "photos", "n": 10, "width": width, "seed": seed}
+        yield {"dataset": "digits", "n": 30, "width": 10 * width // 3, "seed": seed, "dtype": "float64"}
+
+
+def points(recipe: Row, parameters: str, null: str | None) -> list[dict[str, float | None]]:
+    made = Recipe(**recipe)
+    data = made.data()
+    victim = made.make(data, torch.device("cpu")).victim
+    n, rank = made.n, spectrum(victim).rank
+    if null is not None:
+        victim = NULLS[null](victim, made.seed)
+    found = reconstruct(victim, n, Projection(parameters=parameters, space=Subspace(rank=rank)), seed=made.seed)
+    assert found.confidence is not None
+    X, Z = data.inputs.double(), found.inputs.double()
+    if not found.norms_identifiable:
+        X, Z = (points / points.norm(dim=1, keepdim=True).clamp_min(1e-300) for points in (X, Z))
+    units = X.norm(dim=1)[:, None]
+    closest = (signed_distances(X, Z) / units).min(0).values.tolist()
+    either = (unsigned_distances(X, Z) / units).min(0).values.tolist()
+    sure = found.confidence.tolist()
+    known = zip(sure, closest, either, strict=True)
+    return [{"confidence": one, "error": near, "up_to_sign": side} for one, near, side in known]
+
+
+def jobs() -> Iterator[Row]:
+    for recipe in victims():
+        for parameters in ("last", "all"):
+            yield {"recipe": recipe, "parameters": parameters, "null": None}
+        if recipe["seed"] == 0:
+            for null in NULLS:
+                for parameters in ("last", "all"):
+                    yield {"recipe": recipe, "parameters": parameters, "null": null}
+
+
+def table(path: Path) -> None:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    real = [point for row in rows if row["null"] is None for point in row["points"]]
+    print(f"{len(real)} points, {sum(point['error'] < 0.1 for point in real)} within 0.1\n")
+    print("| called from | called | within 0.1 | of those within 0.05 called | null points called |")
+    print("|---|---|---|---|---|")
+    null = [point for row in rows if row["null"] is not None for point in row["points"]]
+    for level in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99):
+        called = [point for point in real if point["confidence"] >= level]
+        right = sum(point["error"] < 0.1 for point in called)
+        close = [point for point in real if point["error"] < 0.05]
+        seen = sum(point["confidence"] >= level for point in close)
+        false = sum(point["confidence"] >= level for point in null)
+        print(
+            f"| {level:g} | {len(called)} | {right / max(1, len(called)):.1%} | {seen / max(1, len(close)):.1%} | "
+            f"{false} of {len(null)} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    if options.table:
+        table(options.table)
+        return
+    if options.out is None:
+        parser.error("--out or --table is needed")
+    warnings.simplefilter("ignore", RecollectWarning)
+    done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    began = time.perf_counter()
+    for job in jobs():
+        if any(job.items() <= row.items() for row in done):
+            continue
+        if time.perf_counter() - began > options.seconds:
+            print("out of time; run again to go on")
+            return
+        started = time.perf_counter()
+        try:
+            row = {**job, "points": points(**job), "seconds": round(time.perf_counter() - started, 2)}
+        except RecollectError as error:
+            row = {**job, "points": [], "error": str(error), "seconds": round(time.perf_counter() - started, 2)}
+        with options.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(
+            json.dumps(job),
+            f"{sum(point['error'] < 0.1 for point in row['points'])} of {len(row['points'])}, {row['seconds']} s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""An audit: settings tried one after the other within a time budget, then the best of them on null victims.
+
+1. The last layer alone, n from the residual: the cheapest, and where the network is wide enough all there is to do.
+2. The same with n = rank ΔW_1, if that is another number: fewer examples than inputs have that rank, almost always.
+3. All layers, with the numbers of points that 1 and 2 suggest.
+4. The best of these from other random starts.
+5. Null victims (`nulls.py`), attacked as the best was: how many points would be called where there are none.
+
+It stops as soon as every point is called. Nothing here sees the truth.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from recollect.audit.nulls import NULLS
+from recollect.audit.verdict import Verdict, called, judge, up_to_sign
+from recollect.errors import OptionError, RecollectError
+from recollect.inspection import Inspection, inspect
+from recollect.options import FullSpace, Projection, Subspace
+from recollect.problem import RecollectWarning
+from recollect.progress import Progress, quiet, until
+from recollect.reconstruct import choose_device, reconstruct
+from recollect.result import Reconstruction
+from recollect.shapes import Bool, Tensor
+from recollect.solve import Status
+from recollect.victim import Victim
+
+_FOR_NULLS = 0.25
+"""Of the time budget, kept for null victims."""
+_STARTS = 3
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    attack: Projection
+    n: int | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A setting and what came of it; no reconstruction where it could not run, and then why."""
+
+    setting: Setting
+    found: Reconstruction | None
+    seconds: float
+    ended: str
+
+    @property
+    def recovered(self) -> int:
+        return 0 if self.found is None or self.found.confidence is None else int(called(self.found).sum())
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """More is better: points called, then confidence."""
+        sure = None if self.found is None else self.found.confidence
+        return self.recovered, -1.0 if sure is None else float(sure.mean())
+
+
+@dataclass(frozen=True)
+class NullRun:
+    kind: str
+    points: int
+    called: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    verdict: Verdict
+    inspection: Inspection
+    attempts: tuple[Attempt, ...]
+    best: Attempt | None
+    nulls: tuple[NullRun, ...]
+    seconds: float
+
+    @property
+    def called(self) -> Bool[Tensor, " n"] | None:
+        found = None if self.best is None else self.best.found
+        return None if found is None or found.confidence is None else called(found)
+
+    @property
+    def up_to_sign(self) -> bool:
+        return self.best is not None and self.best.found is not None and up_to_sign(self.best.found)
+
+    @property
+    def null_points(self) -> int:
+        return sum(run.points for run in self.nulls)
+
+    @property
+    def null_called(self) -> int:
+        return sum(run.called for run in self.nulls)
+
+
+def audit(
+    victim: Victim,
+    n: int | None = None,
+    *,
+    budget: float = 600.0,
+    seed: int = 0,
+    device: torch.device | str = "auto",
+    progress: Progress = quiet,
+) -> Audit:
+    """Attack within `budget` seconds; n None: as many points as the weights suggest."""
+    if not budget > 0:
+        raise OptionError(f"expected a budget of more than no time, got {budget:g} s; give for instance 10m")
+    began = time.monotonic()
+    where, looked = choose_device(device), inspect(victim)
+    attempts: list[Attempt] = []
+    best: Attempt | None = None
+    for setting in _settings(victim, looked, n, seed, attempts):
+        left = began + (1 - _FOR_NULLS) * budget
+        if time.monotonic() > left:
+            attempts.append(Attempt(setting, None, 0.0, "not tried: the time was over"))
+            break
+        attempt = _try(victim, setting, where, progress, left)
+        attempts.append(attempt)
+        best = attempt if best is None or attempt.rank > best.rank else best
+        if attempt.found is not None and attempt.recovered == len(attempt.found.inputs):
+            break
+    nulls: tuple[NullRun, ...] = ()
+    if best is not None and best.found is not None and best.found.confidence is not None:
+        nulls = tuple(_null_runs(victim, best, where, progress, began + budget))
+    return Audit(_judged(best, nulls), looked, tuple(attempts), best, nulls, time.monotonic() - began)
+
+
+def _settings(
+    victim: Victim, looked: Inspection, n: int | None, seed: int, attempts: list[Attempt]
+) -> Iterator[Setting]:
+    """The next one is chosen when the ones before it are known."""
+    space = FullSpace() if looked.spectrum is None else Subspace()
+    last = Projection(space=space)
+    numbers = {"n given": n} if n is not None else {"n from the residual": None}
+    yield from (Setting(f"last layer, {name}", last, number, seed) for name, number in numbers.items())
+    spectrum = looked.spectrum
+    if n is None:
+        first = attempts[-1].found
+        guesses = {} if first is None else {"the same n": len(first.inputs)}
+        if spectrum is not None and spectrum.found and spectrum.rank not in guesses.values():
+            guesses["n = rank of ΔW1"] = spectrum.rank
+            yield Setting("last layer, n = rank of ΔW1", last, spectrum.rank, seed)
+        guesses = dict(reversed(guesses.items()))  # a rank that shows a gap is the better guess
+    else:
+        guesses = {"n given": n}
+    every = replace(last, parameters="all")
+    if victim.select("all") != victim.select("last"):
+        yield from (Setting(f"all layers, {name}", every, number, seed) for name, number in guesses.items())
+    best = max(attempts, key=lambda attempt: attempt.rank)
+    number = best.setting.n if best.found is None else len(best.found.inputs)
+    for start in range(1, _STARTS):
+        name = f"{best.setting.name.partition(',')[0]}, n = {number}, random start {start + 1}"
+        yield Setting(name, best.setting.attack, number, seed + start)
+
+
+def _try(victim: Victim, setting: Setting, device: torch.device, progress: Progress, deadline: float) -> Attempt:
+    began = time.monotonic()
+    limited = until(deadline, progress)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RecollectWarning)  # the notes of the result say the same
+            found = reconstruct(victim, setting.n, setting.attack, seed=setting.seed, device=device, progress=limited)
+    except KeyboardInterrupt:
+        if time.monotonic() < deadline:  # somebody's, not the clock's
+            raise
+        return Attempt(setting, None, time.monotonic() - began, "the time was over before anything was found")
+    except RecollectError as error:
+        return Attempt(setting, None, time.monotonic() - began, str(error))
+    over = found.status is Status.INTERRUPTED
+    if over and time.monotonic() < deadline:
+        raise KeyboardInterrupt
+    ended = "the time was over; the best until then" if over else found.status.value
+    return Attempt(setting, found, time.monotonic() - began, ended)
+
+
+def _null_runs(
+    victim: Victim, best: Attempt, device: torch.device, progress: Progress, deadline: float
+) -> Iterator[NullRun]:
+    assert best.found is not None
+    setting = replace(best.setting, n=len(best.found.inputs))
+    if isinstance(setting.attack.space, Subspace):  # the rank of noise is not to be found
+        setting = replace(setting, attack=replace(setting.attack, space=Subspace(rank=best.found.rank)))
+    for kind, null in NULLS.items():
+        if time.monotonic() > deadline:
+            return
+        attempt = _try(null(victim, setting.seed), setting, device, progress, deadline)
+        if attempt.found is not None and attempt.found.confidence is not None:
+            yield NullRun(kind, len(attempt.found.inputs), attempt.recovered, attempt.seconds)
+
+
+def _judged(best: Attempt | None, nulls: tuple[NullRun, ...]) -> Verdict:
+    if best is None or best.found is None or best.found.confidence is None:
+        return Verdict.UNKNOWN
+    return judge(
+        best.recovered, len(best.found.inputs), sum(run.called for run in nulls), sum(run.points for run in nulls)
+    )

@@ -1,0 +1,190 @@
+"""`recollect audit`: two checkpoints and a question."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from recollect.audit import ANSWERS, Audit, Verdict, judge
+from recollect.audit import audit as run_audit
+from recollect.cli.common import CountOrAuto, Device, Json, Seed, app, build_model, check_seed, parse_shape, score_json
+from recollect.console import Terminal
+from recollect.errors import CheckpointError, OptionError
+from recollect.files import check_writable, json_bytes, write_files
+from recollect.history import history, undecayed
+from recollect.metrics import Score, evaluate
+from recollect.reconstruct import choose_device
+from recollect.records import finite, read_reconstruction, versions, write_reconstruction
+from recollect.truth import read_truth
+from recollect.victim.activations import activation as check_activation
+from recollect.victim.validate import Finding, Severity, validate
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@app.command
+def audit(
+    init: Path,
+    trained: Path,
+    *,
+    out: Path,
+    n: CountOrAuto = "auto",
+    truth: Path | None = None,
+    budget: str = "10m",
+    model: str | None = None,
+    input_shape: str | None = None,
+    activation: str | None = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
+    """Ask whether training data can be read out of a model: validate, inspect, reconstruct, report.
+
+    Example: recollect audit init.pt trained.pt --out audit
+
+    Parameters
+    ----------
+    init
+        The checkpoint from before training.
+    trained
+        The checkpoint after training.
+    out
+        Folder for report.html, audit.json and what was reconstructed.
+    n
+        How many training points there were, if you know; auto tries what the weights suggest.
+    truth
+        A .safetensors or .npz file that holds the training `inputs`, to score against. The attack never sees it.
+    budget
+        Time to spend, for instance 90s, 10m or 1h.
+    model
+        package.module:factory, a function that makes the torch module. By default a plain MLP is read off the shapes.
+    input_shape
+        Of one input to --model, for instance 3,32,32.
+    activation
+        The network's activation; by default what the checkpoint says, else relu.
+    """
+    from recollect.report import render_audit
+
+    terminal = Terminal(json=json)
+    check_seed(seed)
+    seconds, where = _seconds(budget), choose_device(device)
+    check_writable(out)
+    known = None if truth is None else read_truth(truth)
+    if activation is not None:
+        check_activation(activation)
+    checked = validate(
+        init,
+        trained,
+        activation=activation,
+        model=None if model is None else build_model(model),
+        input_shape=None if input_shape is None else parse_shape(input_shape),
+    )
+    findings = checked.findings
+    if unreadable := [finding for finding in findings if finding.severity is Severity.UNREADABLE]:
+        raise CheckpointError("; and ".join(f"{finding.seen}; {finding.remedy}" for finding in unreadable))
+    if checked.victim is None:
+        _tell(terminal, findings)
+        facts = {**_nothing(), "findings": _as_json(findings)}
+        _write(out, facts, render_audit(None, findings, Verdict.UNKNOWN))
+        terminal.say(f"Verdict: {Verdict.UNKNOWN.value}. Mend what stops the audit and run it again.")
+        terminal.answer({**facts, "out": str(out)})
+        return 0
+    victim = checked.victim
+    past = history(victim)
+    findings += past.findings
+    _tell(terminal, findings)
+    if past.decay:
+        victim = undecayed(victim, past.decay)
+    done = run_audit(
+        victim,
+        None if n == "auto" else n,
+        budget=seconds,
+        seed=seed,
+        device=where,
+        progress=terminal.progress,
+    )
+    facts = _facts(done, findings, {"n": n, "budget": budget, "seed": seed, "device": where.type, "model": model})
+    score: Score | None = None
+    if done.best is not None and done.best.found is not None:
+        options = {"audit": done.best.setting.name, "n": done.best.setting.n, "seed": done.best.setting.seed}
+        write_reconstruction(out, done.best.found, victim, options)
+        if known is not None:
+            score = evaluate(done.best.found, known.inputs)
+            facts |= _scored(score)
+    verdict = Verdict(facts["verdict"])
+    record = None if done.best is None or done.best.found is None else read_reconstruction(out)
+    _write(out, facts, render_audit(done, findings, verdict, record, known, score))
+    for attempt in done.attempts:
+        terminal.say(f"· {attempt.setting.name}: {attempt.recovered} points called, {attempt.seconds:.0f} s")
+    if done.nulls:
+        terminal.say(f"· null victims: {done.null_called} of {done.null_points} points called")
+    terminal.say(f"Verdict: {verdict.value}. {ANSWERS[verdict]}")
+    terminal.say(f"Open {out / 'report.html'}.")
+    terminal.answer({**facts, "out": str(out)})
+    return 0
+
+
+def _write(out: Path, facts: Mapping[str, Any], page: str) -> None:
+    write_files({out / "audit.json": json_bytes(facts), out / "report.html": page.encode(errors="replace")})
+
+
+def _seconds(budget: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", budget.strip())
+    if not found or not float(found[1]) > 0:
+        raise OptionError(f"expected --budget like 90s, 10m or 1h, got {budget!r}; give a time")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def _tell(terminal: Terminal, findings: tuple[Finding, ...]) -> None:
+    for finding in findings:
+        terminal.say(f"· {'stops the audit: ' if finding.severity is Severity.STOPS else ''}{finding}")
+
+
+def _as_json(findings: tuple[Finding, ...]) -> list[dict[str, str]]:
+    return [{**asdict(finding), "severity": finding.severity.name.lower()} for finding in findings]
+
+
+def _nothing() -> dict[str, Any]:
+    return {"verdict": Verdict.UNKNOWN.value, "n": None, "recovered": None}
+
+
+def _facts(done: Audit, findings: tuple[Finding, ...], options: dict[str, Any]) -> dict[str, Any]:
+    found = None if done.best is None else done.best.found
+    calls = done.called
+    return {
+        "verdict": done.verdict.value,
+        "n": None if found is None else len(found.inputs),
+        "recovered": None if calls is None else float(calls.double().mean()),
+        "called": None if calls is None else calls.tolist(),
+        "confidence": None if found is None or found.confidence is None else found.confidence.tolist(),
+        "up_to_sign": done.up_to_sign,
+        "loss": None if found is None else finite(found.loss),
+        "null_points": done.null_points,
+        "null_called": done.null_called,
+        "findings": _as_json(findings),
+        "attempts": [
+            {
+                "setting": attempt.setting.name,
+                "n": None if attempt.found is None else len(attempt.found.inputs),
+                "called": attempt.recovered,
+                "loss": None if attempt.found is None else finite(attempt.found.loss),
+                "seconds": attempt.seconds,
+                "ended": attempt.ended,
+            }
+            for attempt in done.attempts
+        ],
+        "nulls": [asdict(run) for run in done.nulls],
+        "seconds": done.seconds,
+        "options": options,
+        "versions": versions(),
+    }
+
+
+def _scored(score: Score) -> dict[str, Any]:
+    """What the truth says counts for more than what the weights can tell."""
+    n = len(score.errors)
+    verdict = judge(round(score.recovered * n), n)
+    return {**score_json(score), "verdict": verdict.value}

@@ -1,0 +1,198 @@
+"""The audit: null victims, what is called, the verdict, the command."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+import time
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.audit import Verdict, audit, judge
+from recollect.audit.nulls import NULLS, shuffled
+from recollect.cli import main
+from recollect.errors import OptionError
+from recollect.metrics import evaluate
+from recollect.progress import OutOfTime, quiet, until
+from recollect.recipe import Recipe
+from recollect.shapes import Tensor
+from recollect.subspace import spectrum
+from recollect.victim import Victim
+
+CPU = torch.device("cpu")
+EXAMPLE = Path(__file__).parents[1] / "examples" / "plain_pytorch.py"
+
+
+@cache
+def easy() -> tuple[Victim, Tensor]:
+    recipe = Recipe(dataset="digits", n=6, width=300, dtype="float64")
+    data = recipe.data()
+    return recipe.make(data, CPU).victim, data.inputs
+
+
+@pytest.mark.parametrize("name", NULLS)
+def test_null_victims_have_the_sizes_and_nothing_of_the_data(name: str) -> None:
+    victim, inputs = easy()
+    null = NULLS[name](victim, 0)
+    again = NULLS[name](victim, 0)
+    other = NULLS[name](victim, 1)
+    assert null.theta_0 is not None
+    assert victim.theta_0 is not None
+    names = victim.network.trained
+    for one in names:
+        assert null.delta(names)[one].shape == victim.delta(names)[one].shape
+        assert torch.equal(null.delta(names)[one], again.delta(names)[one])
+        assert not torch.equal(null.delta(names)[one], other.delta(names)[one])
+    if name == "shuffled":
+        kept, mine = (spectrum(one).singular_values for one in (victim, null))
+        assert torch.allclose(kept[:6], mine[:6], rtol=1e-6)
+    if name != "wrong start":
+        for one in names:
+            assert float(null.delta(names)[one].norm()) == pytest.approx(float(victim.delta(names)[one].norm()))
+
+
+def test_an_easy_victim_is_exposed_and_null_victims_are_not() -> None:
+    victim, inputs = easy()
+    done = audit(victim, budget=60.0, device="cpu")
+    assert done.verdict is Verdict.EXPOSED
+    assert done.best is not None
+    assert done.best.found is not None
+    assert len(done.best.found.inputs) == 6
+    assert evaluate(done.best.found, inputs).recovered == 1
+    assert done.null_points == 18
+    assert done.null_called == 0
+    assert len(done.attempts) == 1  # nothing is left to try
+
+
+def test_a_null_victim_is_not_exposed() -> None:
+    victim, _ = easy()
+    done = audit(shuffled(victim, 0), 6, budget=20.0, device="cpu")
+    assert done.verdict is Verdict.NOT_FOUND
+    assert {attempt.setting.name.partition(",")[0] for attempt in done.attempts} == {"last layer", "all layers"}
+
+
+def test_the_budget_is_kept() -> None:
+    victim, _ = easy()
+    began = time.monotonic()
+    done = audit(shuffled(victim, 0), 6, budget=3.0, device="cpu")
+    assert time.monotonic() - began < 10
+    assert done.verdict in (Verdict.NOT_FOUND, Verdict.UNKNOWN)
+    with pytest.raises(OptionError, match="budget"):
+        audit(victim, budget=0.0)
+
+
+def test_reports_after_the_deadline_end_a_run() -> None:
+    with pytest.raises(OutOfTime), until(time.monotonic() - 1, quiet)("work", None) as report:
+        report(1, "")
+    with until(time.monotonic() + 100, quiet)("work", None) as report:
+        report(1, "")
+
+
+@given(n=st.integers(1, 200), share=st.floats(0, 1), nulls=st.integers(0, 300))
+def test_a_verdict_never_gets_milder_with_more_points_called(n: int, share: float, nulls: int) -> None:
+    order = [Verdict.NOT_FOUND, Verdict.PARTLY, Verdict.EXPOSED]
+    recovered = int(share * n)
+    verdicts = [judge(k, n, 0, nulls) for k in range(recovered, n + 1)]
+    assert [order.index(one) for one in verdicts] == sorted(order.index(one) for one in verdicts)
+    assert judge(n, n) is Verdict.EXPOSED
+    assert judge(0, n) is Verdict.NOT_FOUND
+
+
+def test_what_null_victims_show_as_well_is_no_evidence() -> None:
+    assert judge(10, 10, null_called=3, null_points=30) is Verdict.UNKNOWN
+    assert judge(1, 100) is Verdict.NOT_FOUND  # one in a hundred is called by chance
+    assert judge(3, 100) is Verdict.PARTLY
+
+
+class Page(HTMLParser):
+    """What a reader and a browser would look for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.images: list[dict[str, str | None]] = []
+        self.foreign: list[str] = []
+        self.scripts = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.scripts += tag == "script"
+        if tag == "img":
+            self.images.append(given)
+        self.foreign += [value for value in (given.get("src"), given.get("href")) if value and "//" in value]
+
+
+@cache
+def plain(folder: Path) -> Path:
+    """The example, run as its own process: it must not need this package."""
+    source = EXAMPLE.read_text()
+    assert "import recollect" not in source
+    assert "from recollect" not in source
+    subprocess.run([sys.executable, str(EXAMPLE), str(folder)], check=True, capture_output=True)
+    return folder
+
+
+def test_a_model_of_plain_pytorch_gives_its_images_back(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = plain(tmp_path_factory.mktemp("plain"))
+    out = folder / "audit"
+    files = [str(folder / "init.pt"), str(folder / "trained.pt")]
+    options = ["--out", str(out), "--n", "20", "--budget", "40s", "--device", "cpu", "--json"]
+    assert main(["audit", *files, *options]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["verdict"] == "exposed"
+    assert (answer["n"], answer["recovered"]) == (20, 1.0)
+    assert json.loads((out / "audit.json").read_text())["verdict"] == "exposed"
+    page = Page((out / "report.html").read_text())
+    assert len(page.images) == 20
+    assert all(image["alt"] for image in page.images)
+    assert not page.scripts
+    assert all(one.startswith("data:") for one in page.foreign)
+    truth = np.load(folder / "inputs.npz")["inputs"]
+    assert main(["evaluate", str(out), "--truth", str(folder / "inputs.npz"), "--json"]) == 0
+    score = json.loads(capsys.readouterr().out)
+    assert score["rho"] < 0.02
+    assert len(score["errors"]) == len(truth)
+
+
+def test_what_stops_an_audit_is_said_all_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"lora_A.weight": torch.ones(2, 2), "b": torch.full((2, 2), torch.nan)}, tmp_path / "a.pt")
+    torch.save({"lora_A.weight": torch.ones(2, 2)}, tmp_path / "b.pt")
+    arguments = [str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), "--out", str(tmp_path / "out"), "--json"]
+    assert main(["audit", *arguments]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["verdict"] == "cannot be judged"
+    text = json.dumps(answer["findings"], ensure_ascii=False)
+    assert all(word in text for word in ("LoRA", "NaN", "only before training"))
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "LoRA" in page
+    assert "Cannot be judged" in page
+
+
+def test_files_that_cannot_be_read_are_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "b.pt").write_bytes(b"nothing")
+    assert main(["audit", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "a.pt" in error
+    assert "b.pt" in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("budget", ["", "soon", "-3m", "0s", "1d"])
+def test_budgets_that_are_no_times(budget: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "a.pt", "b.pt", "--out", str(tmp_path / "out"), f"--budget={budget}"]) == 2
+    assert "10m" in capsys.readouterr().err
+
+
+def test_the_example_is_importable_code() -> None:
+    assert callable(runpy.run_path(str(EXAMPLE), run_name="example")["main"])
