@@ -1,10 +1,10 @@
 """How far a point's confidence can be trusted: victims whose data are known, and null victims that have none.
 
     python benchmarks/calibration.py --out results.jsonl [--seconds 500]     what is in the file is not run again
-    python benchmarks/calibration.py --table results.jsonl
+    python benchmarks/calibration.py --table results.jsonl [more.jsonl]
 
 Every victim is attacked as an audit would, and each point found is written down with its confidence and its distance
-to the closest true point. A point is called recovered from a confidence of `audit/calls.py` on.
+to the closest true point. A point is called recovered from a confidence of `audit/verdict.py` on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 
 from recollect import Projection, Subspace, reconstruct
 from recollect.audit.nulls import NULLS
+from recollect.audit.verdict import up_to_sign
 from recollect.errors import RecollectError
 from recollect.match import signed_distances, unsigned_distances
 from recollect.problem import RecollectWarning
@@ -45,7 +46,8 @@ def victims() -> Iterator[Row]:
         yield {"dataset": "digits", "n": 30, "width": 10 * width // 3, "seed": seed, "dtype": "float64"}
 
 
-def points(recipe: Row, parameters: str, null: str | None) -> list[dict[str, float | None]]:
+def points(recipe: Row, parameters: str, null: str | None) -> list[dict[str, float]]:
+    """Confidence and error of each; up to sign where the run says that it could not settle the signs."""
     made = Recipe(**recipe)
     data = made.data()
     victim = made.make(data, torch.device("cpu")).victim
@@ -57,26 +59,24 @@ def points(recipe: Row, parameters: str, null: str | None) -> list[dict[str, flo
     X, Z = data.inputs.double(), found.inputs.double()
     if not found.norms_identifiable:
         X, Z = (points / points.norm(dim=1, keepdim=True).clamp_min(1e-300) for points in (X, Z))
-    units = X.norm(dim=1)[:, None]
-    closest = (signed_distances(X, Z) / units).min(0).values.tolist()
-    either = (unsigned_distances(X, Z) / units).min(0).values.tolist()
-    sure = found.confidence.tolist()
-    known = zip(sure, closest, either, strict=True)
-    return [{"confidence": one, "error": near, "up_to_sign": side} for one, near, side in known]
+    distances = unsigned_distances if up_to_sign(found) else signed_distances
+    closest = (distances(X, Z) / X.norm(dim=1)[:, None]).min(0).values
+    known = zip(found.confidence.tolist(), closest.tolist(), strict=True)
+    return [{"confidence": round(sure, 4), "error": round(error, 4)} for sure, error in known]
 
 
 def jobs() -> Iterator[Row]:
     for recipe in victims():
         for parameters in ("last", "all"):
             yield {"recipe": recipe, "parameters": parameters, "null": None}
-        if recipe["seed"] == 0:
+        if recipe["seed"] == 0 and recipe["width"] in (60, 250, 300, 1000):
             for null in NULLS:
                 for parameters in ("last", "all"):
                     yield {"recipe": recipe, "parameters": parameters, "null": null}
 
 
-def table(path: Path) -> None:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+def table(paths: list[Path]) -> None:
+    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     real = [point for row in rows if row["null"] is None for point in row["points"]]
     print(f"{len(real)} points, {sum(point['error'] < 0.1 for point in real)} within 0.1\n")
     print("| called from | called | within 0.1 | of those within 0.05 called | null points called |")
@@ -98,7 +98,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
-    parser.add_argument("--table", type=Path)
+    parser.add_argument("--share", default="1/1", help="K/N: every Nth run from the Kth on, for N processes at once")
+    parser.add_argument("--table", type=Path, nargs="+")
     options = parser.parse_args()
     if options.table:
         table(options.table)
@@ -108,7 +109,8 @@ def main() -> None:
     warnings.simplefilter("ignore", RecollectWarning)
     done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     began = time.perf_counter()
-    for job in jobs():
+    which, of = (int(number) for number in options.share.split("/"))
+    for job in itertools.islice(jobs(), which - 1, None, of):
         if any(job.items() <= row.items() for row in done):
             continue
         if time.perf_counter() - began > options.seconds:

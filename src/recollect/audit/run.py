@@ -1,7 +1,7 @@
 """An audit: settings tried one after the other within a time budget, then the best of them on null victims.
 
-1. The last layer alone, n from the residual: the cheapest, and where the network is wide enough all there is to do.
-2. The same with n = rank ΔW_1, if that is another number: fewer examples than inputs have that rank, almost always.
+1. The last layer alone with n = rank ΔW_1: the cheapest, and fewer examples than inputs have almost always that rank.
+2. The same with n from the residual, for more examples than that.
 3. All layers, with the numbers of points that 1 and 2 suggest.
 4. The best of these from other random starts.
 5. Null victims (`nulls.py`), attacked as the best was: how many points would be called where there are none.
@@ -33,6 +33,8 @@ from recollect.victim import Victim
 
 _FOR_NULLS = 0.25
 """Of the time budget, kept for null victims."""
+_NULL_PATIENCE, _NULL_LEAST = 4.0, 5.0
+"""A null run may take so many times as long as the attack it stands beside, and so many seconds at least."""
 _STARTS = 3
 
 
@@ -135,28 +137,28 @@ def _settings(
     victim: Victim, looked: Inspection, n: int | None, seed: int, attempts: list[Attempt]
 ) -> Iterator[Setting]:
     """The next one is chosen when the ones before it are known."""
-    space = FullSpace() if looked.spectrum is None else Subspace()
-    last = Projection(space=space)
-    numbers = {"n given": n} if n is not None else {"n from the residual": None}
-    yield from (Setting(f"last layer, {name}", last, number, seed) for name, number in numbers.items())
     spectrum = looked.spectrum
+    last = Projection(space=FullSpace() if spectrum is None else Subspace())
+    guesses: dict[str, int] = {}
+    if n is not None:
+        guesses["n given"] = n
+    elif spectrum is not None and spectrum.found:
+        guesses["n = rank of ΔW1"] = spectrum.rank
+    for name, number in guesses.items():
+        yield Setting(f"last layer, {name}", last, number, seed)
     if n is None:
-        first = attempts[-1].found
-        guesses = {} if first is None else {"the same n": len(first.inputs)}
-        if spectrum is not None and spectrum.found and spectrum.rank not in guesses.values():
-            guesses["n = rank of ΔW1"] = spectrum.rank
-            yield Setting("last layer, n = rank of ΔW1", last, spectrum.rank, seed)
-        guesses = dict(reversed(guesses.items()))  # a rank that shows a gap is the better guess
-    else:
-        guesses = {"n given": n}
-    every = replace(last, parameters="all")
+        yield Setting("last layer, n from the residual", last, None, seed)
+        found = attempts[-1].found
+        if found is not None and len(found.inputs) not in guesses.values():
+            guesses["the same n"] = len(found.inputs)
     if victim.select("all") != victim.select("last"):
+        every = replace(last, parameters="all")
         yield from (Setting(f"all layers, {name}", every, number, seed) for name, number in guesses.items())
     best = max(attempts, key=lambda attempt: attempt.rank)
-    number = best.setting.n if best.found is None else len(best.found.inputs)
+    again = best.setting.n if best.found is None else len(best.found.inputs)
     for start in range(1, _STARTS):
-        name = f"{best.setting.name.partition(',')[0]}, n = {number}, random start {start + 1}"
-        yield Setting(name, best.setting.attack, number, seed + start)
+        name = f"{best.setting.name.partition(',')[0]}, n = {again}, random start {start + 1}"
+        yield Setting(name, best.setting.attack, again, seed + start)
 
 
 def _try(victim: Victim, setting: Setting, device: torch.device, progress: Progress, deadline: float) -> Attempt:
@@ -189,7 +191,8 @@ def _null_runs(
     for kind, null in NULLS.items():
         if time.monotonic() > deadline:
             return
-        attempt = _try(null(victim, setting.seed), setting, device, progress, deadline)
+        until_then = time.monotonic() + max(_NULL_LEAST, _NULL_PATIENCE * best.seconds)
+        attempt = _try(null(victim, setting.seed), setting, device, progress, min(deadline, until_then))
         if attempt.found is not None and attempt.found.confidence is not None:
             yield NullRun(kind, len(attempt.found.inputs), attempt.recovered, attempt.seconds)
 
