@@ -12,8 +12,8 @@ test: .venv/installed-dev
 	$(BIN)/python -m pytest -n auto
 
 lint: .venv/installed-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

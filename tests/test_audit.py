@@ -41,7 +41,7 @@ def easy() -> tuple[Victim, Tensor]:
 
 @pytest.mark.parametrize("name", NULLS)
 def test_null_victims_have_the_sizes_and_nothing_of_the_data(name: str) -> None:
-    victim, inputs = easy()
+    victim, _ = easy()
     null = NULLS[name](victim, 0)
     again = NULLS[name](victim, 0)
     other = NULLS[name](victim, 1)
