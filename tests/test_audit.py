@@ -194,5 +194,19 @@ def test_budgets_that_are_no_times(budget: str, tmp_path: Path, capsys: pytest.C
     assert "10m" in capsys.readouterr().err
 
 
+def test_truth_of_another_model_is_refused_before_time_is_spent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim, _ = easy()
+    assert victim.theta_0 is not None
+    torch.save(victim.theta_0, tmp_path / "init.pt")
+    torch.save(victim.theta_f, tmp_path / "trained.pt")
+    np.savez(tmp_path / "other.npz", inputs=np.ones((3, 5)))
+    files = [str(tmp_path / name) for name in ("init.pt", "trained.pt")]
+    options = ["--out", str(tmp_path / "out"), "--truth", str(tmp_path / "other.npz")]
+    assert main(["audit", *files, *options]) == 2
+    assert "64 dimensions" in capsys.readouterr().err
+
+
 def test_the_example_is_importable_code() -> None:
     assert callable(runpy.run_path(str(EXAMPLE), run_name="example")["main"])

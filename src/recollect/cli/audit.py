@@ -12,7 +12,7 @@ from recollect.audit import ANSWERS, Audit, Verdict, judge
 from recollect.audit import audit as run_audit
 from recollect.cli.common import CountOrAuto, Device, Json, Seed, app, build_model, check_seed, parse_shape, score_json
 from recollect.console import Terminal
-from recollect.errors import CheckpointError, OptionError
+from recollect.errors import CheckpointError, DataError, OptionError
 from recollect.files import check_writable, json_bytes, write_files
 from recollect.history import history, undecayed
 from recollect.metrics import Score, evaluate
@@ -93,6 +93,11 @@ def audit(
         terminal.answer({**facts, "out": str(out)})
         return 0
     victim = checked.victim
+    if known is not None and known.inputs.shape[1] != victim.d:  # before time is spent
+        raise DataError(
+            f"expected true inputs of the network's {victim.d} dimensions in {truth}, got {known.inputs.shape[1]}; "
+            "give the inputs this model was trained on"
+        )
     past = history(victim)
     findings += past.findings
     _tell(terminal, findings)
