@@ -17,7 +17,7 @@ import torch
 
 from recollect.errors import VictimError
 from recollect.shapes import Float, Tensor
-from recollect.subspace import Spectrum, gap_rule, rounding, spectrum
+from recollect.subspace import ROUNDINGS, Spectrum, gap_rule, rounding, spectrum
 from recollect.victim import Victim
 from recollect.victim.validate import Finding, Severity
 
@@ -31,7 +31,6 @@ _EVEN = 0.58
 """(mean |Δ|)²/mean Δ² over the entries of ΔW_1: 0.49 to 0.53 for gradient descent, 0.61 to 0.85 for Adam with few steps
 (0.54 with many: not every trace of it is seen), 0.64 for Gaussian noise, 1 for signs."""
 _LEVELS = 256
-_ROUNDINGS = 1e3
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def _outside(victim: Victim, *, named: bool) -> list[Finding]:
     assert victim.network.first is not None
     sigma = _noise(delta, found)
     floor = rounding(victim.theta_f[victim.network.first.weight])
-    if sigma and sigma * (math.sqrt(delta.shape[0]) + math.sqrt(delta.shape[1])) > _ROUNDINGS * floor:
+    if sigma and sigma * (math.sqrt(delta.shape[0]) + math.sqrt(delta.shape[1])) > ROUNDINGS * floor:
         if named:
             return []
         return [

@@ -16,7 +16,7 @@ from recollect.victim import Victim
 
 MINIMUM_GAP = 2.0
 """A smaller step in the spectrum is within what full-rank data show."""
-_ROUNDINGS = 1e3
+ROUNDINGS = 1e3
 """As many times the error of storing the weights once is what training in their precision may leave."""
 
 
@@ -80,7 +80,7 @@ def gap_rule(s: Float[Tensor, " k"], shape: tuple[int, ...], floor: float) -> tu
         rows, columns = shape[0] - k, shape[1] - k
         edge = (math.sqrt(rows) + math.sqrt(columns)) / math.sqrt(max(rows, columns))
         t = s[k] / (edge * s[k:].square().mean().sqrt())
-        if gaps[k - 1] > t ** (2 if s[k] < _ROUNDINGS * floor else 3):
+        if gaps[k - 1] > t ** (2 if s[k] < ROUNDINGS * floor else 3):
             rank, gap = k, float(gaps[k - 1])
     if rank:
         return rank, gap, True

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from recollect.audit.verdict import up_to_sign
 from recollect.cli.common import (
     Count,
     CountOrAuto,
@@ -31,7 +32,6 @@ from recollect.reconstruct import reconstruct as run_attack
 from recollect.records import CHECKPOINT, FACTS, TENSORS, FileCheckpoint, finite, write_reconstruction
 from recollect.solve import GradientDescent, LevenbergMarquardt, Status
 from recollect.span import Endpoints
-from recollect.stages import UNSETTLED
 
 
 @app.command
@@ -238,9 +238,7 @@ def reconstruct(
     )
     terminal.say(f"{found.status.value}.")
     if found.confidence is not None:
-        terminal.say(
-            _tell_confidence(found.confidence, up_to_sign=any(note.startswith(UNSETTLED) for note in found.notes))
-        )
+        terminal.say(_tell_confidence(found.confidence, up_to_sign=up_to_sign(found)))
     for sentence in found.notes:
         terminal.say(f"· {sentence}")
     terminal.say(f"Written to {out}. See: recollect report {out}")

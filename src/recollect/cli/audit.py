@@ -10,7 +10,7 @@ from typing import Any
 
 from recollect.audit import ANSWERS, Audit, Verdict, judge
 from recollect.audit import audit as run_audit
-from recollect.cli.common import CountOrAuto, Device, Json, Seed, app, build_model, check_seed, parse_shape, score_json
+from recollect.cli.common import CountOrAuto, Device, Json, Seed, app, check_seed, network_options, score_json
 from recollect.console import Terminal
 from recollect.errors import CheckpointError, DataError, OptionError
 from recollect.files import check_writable, json_bytes, write_files
@@ -19,7 +19,6 @@ from recollect.metrics import Score, evaluate
 from recollect.reconstruct import choose_device
 from recollect.records import finite, read_reconstruction, versions, write_reconstruction
 from recollect.truth import read_truth
-from recollect.victim.activations import activation as check_activation
 from recollect.victim.validate import Finding, Severity, validate
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -73,15 +72,7 @@ def audit(
     seconds, where = _seconds(budget), choose_device(device)
     check_writable(out)
     known = None if truth is None else read_truth(truth)
-    if activation is not None:
-        check_activation(activation)
-    checked = validate(
-        init,
-        trained,
-        activation=activation,
-        model=None if model is None else build_model(model),
-        input_shape=None if input_shape is None else parse_shape(input_shape),
-    )
+    checked = validate(init, trained, **network_options(activation, model, input_shape))
     findings = checked.findings
     if unreadable := [finding for finding in findings if finding.severity is Severity.UNREADABLE]:
         raise CheckpointError("; and ".join(f"{finding.seen}; {finding.remedy}" for finding in unreadable))

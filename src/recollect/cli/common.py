@@ -59,16 +59,22 @@ def load_victim(
             f"expected a folder that `recollect train` made, or two checkpoints INIT TRAINED, got {got}; give one "
             "of those"
         )
+    return Victim.load(*paths, **network_options(activation, model, input_shape))
+
+
+def network_options(activation: str | None, model: str | None, input_shape: str | None) -> dict[str, Any]:
+    """What a file of weights does not say of its network: `activation`, `model`, `input_shape`."""
     if activation is not None:
         check_activation(activation)
     if model is not None and activation is not None:
         raise OptionError("expected --model or --activation, got both; the model decides: leave --activation out")
     if model is None and input_shape is not None:
         raise OptionError("expected --input-shape with --model, got it alone; an MLP takes flat inputs: leave it out")
-    shape = None if input_shape is None else parse_shape(input_shape)
-    return Victim.load(
-        *paths, activation=activation, model=None if model is None else build_model(model), input_shape=shape
-    )
+    return {
+        "activation": activation,
+        "model": None if model is None else build_model(model),
+        "input_shape": None if input_shape is None else _shape(input_shape),
+    }
 
 
 def build_model(name: str) -> torch.nn.Module:
@@ -95,7 +101,7 @@ def build_model(name: str) -> torch.nn.Module:
     return model
 
 
-def parse_shape(text: str) -> tuple[int, ...]:
+def _shape(text: str) -> tuple[int, ...]:
     try:
         shape = tuple(int(size) for size in text.split(","))
     except ValueError:

@@ -29,14 +29,17 @@ _MEANING = {
         "This shows what one method did not find in the time it had. It is no proof that the data are safe: more time, "
         "knowledge of the data, or another method may find more."
     ),
-    Verdict.UNKNOWN: "What stands in the way is listed below, with what to do about it.",
+    Verdict.UNKNOWN: (
+        "The method does not fit this model, it had too little time, or what it finds in null victims looks no "
+        "different. What was seen is listed below."
+    ),
 }
 _ADVICE = {
     True: (
         "Do not publish the weights from before training, nor the seed that made them: this method needs them.",
-        "Stop earlier, or add noise in training (differential privacy): this gives a guarantee, which no audit can.",
+        "Train with differential privacy: it gives a guarantee, which no audit can.",
         "Use a narrower network or more data: with fewer weights than the data have numbers nothing can be solved for.",
-        "Publishing rounded weights makes reconstructions coarser; by itself it is a weak defence.",
+        "After any change, audit again: whether it helped is to be measured.",
     ),
     False: (
         "Keep the weights from before training to yourself all the same: it costs nothing.",

@@ -68,7 +68,7 @@ def validate(
             findings.append(replace(_stop(str(error)), severity=Severity.UNREADABLE))
             continue
         states.append({name: tensor for name, tensor in state.items() if name.isprintable() and len(name) <= 200})
-        findings += [finding for finding in _of_names(path, state) if finding not in findings]
+        findings += [finding for finding in _of_names(state) if finding not in findings]
         findings += _of_tensors(path, state)
     if len(states) == 2 and (problems := differences(*states)):
         shown = "; ".join(problems[:_SHOWN]) + (
@@ -167,7 +167,7 @@ def _stop(message: str) -> Finding:
     return Finding(Severity.STOPS, seen or message, "nothing can be said of this file", remedy if seen else "check it")
 
 
-def _of_names(path: Path, state: dict[str, Tensor]) -> Iterable[Finding]:
+def _of_names(state: dict[str, Tensor]) -> Iterable[Finding]:
     for pattern, finding in _SPOKEN:
         if any(pattern.search(name) for name in state):
             yield finding
@@ -195,8 +195,7 @@ def _of_tensors(path: Path, state: dict[str, Tensor]) -> Iterable[Finding]:
             Severity.LIMITS,
             f"{path.name} holds {kinds}",
             f"weights are known to {digits} digits, and their change to fewer",
-            "if the weights were trained in float32, audit those: publishing is then safer than this audit of the "
-            "original says",
+            "if the weights were trained in float32, audit those too: they tell more",
         )
 
 
