@@ -33,15 +33,15 @@ from recollect.subspace import spectrum
 Row = dict[str, Any]
 
 
-def victims() -> Iterator[Row]:
+def victims(first: int) -> Iterator[Row]:
     """From widths at which nothing can be found to widths at which all is; each kind of network and of data."""
     for seed, (width, depth, bias) in itertools.product(
-        range(3), itertools.product((60, 120, 250, 500, 1000), (2, 3), (False, True))
+        range(first, first + 3), itertools.product((60, 120, 250, 500, 1000), (2, 3), (False, True))
     ):
         yield {"dataset": "digits", "n": 10, "width": width, "depth": depth, "bias": bias, "seed": seed}
-    for seed, width in itertools.product(range(3), (150, 300, 450, 600, 1000, 2000)):
+    for seed, width in itertools.product(range(first, first + 3), (150, 300, 450, 600, 1000, 2000)):
         yield {"dataset": "synthetic", "n": 20, "dim": 20, "rank": 10, "width": width, "seed": seed}
-    for seed, width in itertools.product(range(2), (100, 300, 1000)):
+    for seed, width in itertools.product(range(first, first + 2), (100, 300, 1000)):
         yield {"dataset": "photos", "n": 10, "width": width, "seed": seed}
         yield {"dataset": "digits", "n": 30, "width": 10 * width // 3, "seed": seed, "dtype": "float64"}
 
@@ -65,11 +65,11 @@ def points(recipe: Row, parameters: str, null: str | None) -> list[dict[str, flo
     return [{"confidence": round(sure, 4), "error": round(error, 4)} for sure, error in known]
 
 
-def jobs() -> Iterator[Row]:
-    for recipe in victims():
+def jobs(first: int) -> Iterator[Row]:
+    for recipe in victims(first):
         for parameters in ("last", "all"):
             yield {"recipe": recipe, "parameters": parameters, "null": None}
-        if recipe["seed"] == 0 and recipe["width"] in (60, 250, 300, 1000):
+        if recipe["seed"] == first and recipe["width"] in (60, 250, 300, 1000):
             for null in NULLS:
                 for parameters in ("last", "all"):
                     yield {"recipe": recipe, "parameters": parameters, "null": null}
@@ -98,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
+    parser.add_argument("--first-seed", type=int, default=0, help="victims that no threshold was chosen on: 3")
     parser.add_argument("--share", default="1/1", help="K/N: every Nth run from the Kth on, for N processes at once")
     parser.add_argument("--table", type=Path, nargs="+")
     options = parser.parse_args()
@@ -110,7 +111,7 @@ def main() -> None:
     done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     began = time.perf_counter()
     which, of = (int(number) for number in options.share.split("/"))
-    for job in itertools.islice(jobs(), which - 1, None, of):
+    for job in itertools.islice(jobs(options.first_seed), which - 1, None, of):
         if any(job.items() <= row.items() for row in done):
             continue
         if time.perf_counter() - began > options.seconds:

@@ -38,6 +38,7 @@ from recollect import Endpoints, FullSpace, GradientDescent, Projection, Recolle
 from recollect.data import load_dataset
 from recollect.geometry import Sphere, random_start
 from recollect.match import match, signed_distances
+from recollect.progress import quiet, until
 from recollect.seeds import stream
 from recollect.solve import minimise, start
 from recollect.span import ImplicitSpan, LastLayerSpan, LayerwiseSpan, layerwise_bytes
@@ -137,9 +138,9 @@ def descents(path: Path, n: int, width: int, starts: int) -> Row:
 
     def seconds(iterations: int) -> float:
         solver = GradientDescent(step_size=1.0, iterations=iterations)
-        quiet: dict[str, Any] = {"report": lambda done, message: None, "save": lambda run, seconds: None}
+        silent: dict[str, Any] = {"report": lambda done, message: None, "save": lambda run, seconds: None}
         began = time.perf_counter()
-        minimise(solver, span, sphere, start(solver, Z), tolerance=0.0, **quiet)
+        minimise(solver, span, sphere, start(solver, Z), tolerance=0.0, **silent)
         sync()
         return time.perf_counter() - began
 
@@ -206,11 +207,19 @@ def module_victim(path: Path, kind: str, n: int, width: int, seed: int) -> tuple
     return done.victim, data.inputs, done.seconds
 
 
-def attacked(victim: Victim, truth: torch.Tensor, attack: Projection, seed: int, save: Path | None = None) -> Row:
+def attacked(
+    victim: Victim,
+    truth: torch.Tensor,
+    attack: Projection,
+    seed: int,
+    limit: float = math.inf,
+    save: Path | None = None,
+) -> Row:
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    found = reconstruct(victim, len(truth), attack, seed=seed, device=DEVICE)
+    limited = until(time.monotonic() + limit, quiet)
+    found = reconstruct(victim, len(truth), attack, seed=seed, device=DEVICE, progress=limited)
     sync()
     seconds = time.perf_counter() - began
     score = evaluate(found, truth)
@@ -250,7 +259,7 @@ def jobs(options: argparse.Namespace) -> list[tuple[Row, Callable[[], Row]]]:
     def on_cifar(part: str, n: int, width: int, depth: int, seed: int) -> None:
         def run() -> Row:
             victim, truth, spent = cifar_victim(options.cifar, n, width, depth, seed)
-            return {**attacked(victim, truth, every, seed), "training_seconds": spent}
+            return {**attacked(victim, truth, every, seed, options.limit), "training_seconds": spent}
 
         made.append(({"part": part, "n": n, "width": width, "depth": depth, "seed": seed}, run))
 
@@ -281,7 +290,7 @@ def jobs(options: argparse.Namespace) -> list[tuple[Row, Callable[[], Row]]]:
                 def run(kind: str = kind, width: int = width, seed: int = seed) -> Row:
                     victim, truth, spent = module_victim(options.cifar, kind, 10, width, seed)
                     save = options.save and options.save / f"{kind}-{seed}.safetensors"
-                    row = attacked(victim, truth, Projection(space=FullSpace()), seed, save)
+                    row = attacked(victim, truth, Projection(space=FullSpace()), seed, options.limit, save)
                     return {**row, "training_seconds": spent}
 
                 made.append(({"part": "images", "kind": kind, "n": 10, "width": width, "seed": seed}, run))
@@ -398,6 +407,7 @@ def main() -> None:
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
+    parser.add_argument("--limit", type=float, default=math.inf, help="end an attack after so long, with what it has")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"])
     parser.add_argument("--only", help="N:WIDTH or N:WIDTH:SEED, one size of the part")
