@@ -114,7 +114,9 @@ def test_the_claims_of_the_appendix() -> None:
     rows = [*cifar, *table(lambda *a, **k: rho(*a, **k), dataset=["synthetic"], **grid)]
     assert verdict("with the last layer and with both", rows) == CONFIRMED
     assert verdict("and not on synthetic", rows) == CONFIRMED
-    assert verdict("and not on synthetic", cifar) == CONFIRMED
+    # Half of a claim confirms no more than half of it.
+    assert verdict("and not on synthetic", cifar) == QUALIFIED
+    assert verdict("with the last layer and with both", cifar) == QUALIFIED
     alike = [{**one, "rho": 0.3} for one in rows]
     assert verdict("and not on synthetic", alike) == QUALIFIED
 

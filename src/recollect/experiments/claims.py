@@ -46,7 +46,8 @@ def markdown(found: Sequence[tuple[Claim, Verdict]], runs: int, sources: Sequenc
         "",
         f"Made by `recollect claims` from {runs} runs ({', '.join(sources)}); no line is written by hand.",
         "ρ is the mean over training and reconstruction seeds, signed unless it says otherwise; runs of gradient",
-        "descent as the paper has it, and of `auto` where it is named.",
+        "descent as the paper has it, and of `auto` where it is named. Two means are alike if they differ by less than",
+        f"a factor of {_CLOSE_RATIO} or by one standard deviation of their runs.",
         "",
         "| where | claim | how it is tested | measured | verdict |",
         "|---|---|---|---|---|",
@@ -96,13 +97,15 @@ def _pairs(a: Sequence[Row], b: Sequence[Row], measure: str = "rho") -> dict[int
 
 
 def _told(pairs: dict[int, tuple[_Mean, _Mean]]) -> str:
-    return ", ".join(f"p = {width}: {a.value:.3g} / {b.value:.3g}" for width, (a, b) in pairs.items())
+    told = ", ".join(f"p = {width}: {a.value:.3g} / {b.value:.3g}" for width, (a, b) in pairs.items())
+    return told or OPEN
 
 
-def _share(good: int, of: int, *, figures: str) -> Verdict:
+def _share(good: int, of: int, *, figures: str, whole: bool = True) -> Verdict:
+    """Where half of a claim was not measured (not `whole`), the other half does not confirm it."""
     if not of:
         return Verdict("–", OPEN)
-    return Verdict(figures, CONFIRMED if good == of else QUALIFIED if 2 * good >= of else REFUTED)
+    return Verdict(figures, CONFIRMED if good == of and whole else QUALIFIED if 2 * good >= of else REFUTED)
 
 
 def _crossing(means: dict[int, _Mean], level: float) -> float | None:
@@ -237,28 +240,26 @@ def _last_is_enough(table: Sequence[Row]) -> Verdict:
 
 
 def _last_like_all(table: Sequence[Row]) -> Verdict:
-    told, good, of = [], 0, 0
+    told, good, of, whole = [], 0, 0, True
     for name, some in (("CIFAR-10, n = 10", _where(table, dataset="cifar10", n=10)), ("synthetic", _synthetic(table))):
         rows = _where(some, depth=2)
         for method in ("subspace", "true"):
             pairs = _pairs(_gd(rows, method, parameters="last"), _gd(rows, method, parameters="all"))
-            good, of = good + sum(a.like(b) for a, b in pairs.values()), of + len(pairs)
-            if pairs:
-                told.append(f"{name}, {method}: {_told(pairs)}")
-    return _share(good, of, figures="; ".join(told))
+            good, of, whole = good + sum(a.like(b) for a, b in pairs.values()), of + len(pairs), whole and bool(pairs)
+            told.append(f"{name}, {method}: {_told(pairs)}")
+    return _share(good, of, figures="; ".join(told), whole=whole)
 
 
 def _full_like_subspace(table: Sequence[Row]) -> Verdict:
-    told, good, of = [], 0, 0
+    told, good, of, whole = [], 0, 0, True
     cifar = _where(table, dataset="cifar10", n=10)
     for name, some, alike in (("CIFAR-10, n = 10", cifar, True), ("synthetic", _synthetic(table), False)):
         rows = _where(some, depth=2, parameters="all")
         pairs = _pairs(_gd(rows, "full"), _gd(rows, "subspace"))
         good += sum(a.like(b) is alike for a, b in pairs.values())
-        of += len(pairs)
-        if pairs:
-            told.append(f"{name}: {_told(pairs)}")
-    return _share(good, of, figures="; ".join(told))
+        of, whole = of + len(pairs), whole and bool(pairs)
+        told.append(f"{name}: {_told(pairs)}")
+    return _share(good, of, figures="; ".join(told), whole=whole)
 
 
 def _width_helps(table: Sequence[Row]) -> Verdict:
