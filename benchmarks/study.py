@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 from recollect.experiments.engines import LocalEngine
-from recollect.experiments.estimate import Machine
 from recollect.experiments.plan import read_plan
 from recollect.experiments.store import Store
 from recollect.experiments.sweep import Progress, Sweep, tasks_of
+from recollect.machine import Machine
 from recollect.memory import total_memory
 from recollect.reconstruct import choose_device
 
@@ -32,7 +32,7 @@ def main() -> None:
     device, store = choose_device(options.device), Store(options.out)
     sources = {name: str(Path(path).absolute()) for name, path in (one.split("=", 1) for one in options.data)}
     jobs = tuple(dict.fromkeys(job for plan in options.plans for job in read_plan(plan)))
-    trainings, attacks = tasks_of(jobs, store, Machine.measured(device), sources)
+    trainings, attacks = tasks_of(jobs, store, Machine.measured(device, 1), sources)
     told = time.perf_counter()
 
     def tell(progress: Progress) -> None:

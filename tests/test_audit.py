@@ -17,14 +17,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.audit import Verdict, audit, judge
+from recollect import Projection, Reconstruction, reconstruct
+from recollect.audit import Verdict, audit, judge, outlook
 from recollect.audit.nulls import NULLS, shuffled
 from recollect.cli import main
 from recollect.errors import OptionError
+from recollect.inspection import inspect
+from recollect.machine import Machine
+from recollect.memory import at_most, total_memory
 from recollect.metrics import evaluate
+from recollect.problem import Problem
 from recollect.progress import OutOfTime, quiet, until
 from recollect.recipe import Recipe
 from recollect.shapes import Tensor
+from recollect.span import Endpoints
 from recollect.subspace import spectrum
 from recollect.victim import Victim
 
@@ -210,3 +216,52 @@ def test_truth_of_another_model_is_refused_before_time_is_spent(
 
 def test_the_example_is_importable_code() -> None:
     assert callable(runpy.run_path(str(EXAMPLE), run_name="example")["main"])
+
+
+def test_what_cannot_be_is_not_tried_and_the_budget_is_kept() -> None:
+    victim, _ = easy()
+    machine = Machine(CPU, 1e11, 1e11)
+    looked = inspect(victim)
+    few, many = (outlook(victim, looked, n, machine) for n in (6, 3000))
+    assert [one.against for one in few] == ["", ""]
+    assert all("any points would do" in one.against for one in many)
+    assert all(a.seconds < b.seconds and a.bytes < b.bytes for a, b in zip(few, many, strict=True))
+    with at_most(10**6):
+        assert all("GB" in one.against for one in outlook(victim, looked, 6, machine))
+    assert few[0].too_slow(1e-9)
+    assert not few[0].too_slow(1e9)
+    began = time.monotonic()
+    done = audit(victim, 100_000, budget=5.0, device="cpu")  # a single step would take days
+    assert time.monotonic() - began < 30
+    assert done.verdict is Verdict.UNKNOWN
+    assert all(attempt.ended.startswith("not tried") for attempt in done.attempts)
+
+
+def test_memory_is_kept_by_smaller_paths() -> None:
+    victim, inputs = easy()
+    with pytest.raises(OptionError, match="memory"):
+        audit(victim, 6, memory=0)
+    with at_most(2**60):
+        assert total_memory(CPU) < 2**60
+    with at_most(1000):
+        assert total_memory(CPU) == 1000
+    whole, small = (Problem.of(victim, Projection(), CPU).last_layer(Endpoints.BOTH) for _ in range(2))
+    assert whole.dense(6, 6)
+    with at_most(2 * small.normal_bytes(6, 6) - 1):
+        assert not small.dense(6, 6)
+        found = reconstruct(victim, 6, device="cpu")
+    assert evaluate(found, inputs).recovered == 1  # the other path leads there too
+
+
+def test_a_setting_that_runs_out_of_memory_does_not_end_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, _ = easy()
+
+    def starved(victim: Victim, n: int | None, attack: Projection, **options: object) -> Reconstruction:
+        if attack.parameters == "last":
+            raise MemoryError
+        return reconstruct(victim, n, attack, device="cpu")
+
+    monkeypatch.setattr("recollect.audit.run.reconstruct", starved)
+    done = audit(victim, 6, budget=60.0, device="cpu")
+    assert done.attempts[0].ended == "memory was not enough"
+    assert done.verdict is Verdict.EXPOSED

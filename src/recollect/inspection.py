@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 
 from recollect.errors import VictimError
+from recollect.span import Parity, parity
 from recollect.subspace import Spectrum, spectrum
-from recollect.victim import MLP, Victim
+from recollect.victim import Victim
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,14 @@ class Counting:
     equations: int
     most_points: int
     """The largest n with n(r − 1 + c) ≤ equations (n(r + c) where norms are unknown too)."""
+    unknowns_each: int
+    """Of a point: its coordinates and its coefficients."""
+
+    def by_n(self) -> list[tuple[int, int]]:
+        """n and its unknowns, for n = 1, 2, 5, 10, … up to the most, and that."""
+        series = (step * 10**k for k in range(len(str(self.most_points))) for step in (1, 2, 5))
+        numbers = sorted({n for n in series if n < self.most_points} | {max(1, self.most_points)})
+        return [(n, n * self.unknowns_each) for n in numbers]
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,8 @@ class Inspection:
     """Coordinates a point has: the rank of ΔW_1, or d where there is no ΔW_1."""
     counting: tuple[Counting, ...]
     norms_identifiable: bool
+    signs: Parity
+    """What tells a point from its negative."""
     expectations: tuple[str, ...]
 
 
@@ -41,13 +52,13 @@ def inspect(victim: Victim) -> Inspection:
         found, missing = None, str(error)
     rank = victim.d if found is None else found.rank
     free = not victim.network.homogeneous
-    unknowns = rank - (0 if free else 1) + victim.c
+    unknowns, signs = rank - (0 if free else 1) + victim.c, parity(victim.network, victim.theta_f)
     counting = []
     # Outside the span of ΔW_1 there is nothing to explain: those entries are no equations.
     within = victim if found is None else victim.restrict(found.basis())
     for parameters in ("last", "all"):
         equations = sum(within.theta_f[name].numel() for name in victim.select(parameters))
-        counting.append(Counting(parameters, equations, equations // unknowns))
+        counting.append(Counting(parameters, equations, equations // unknowns, unknowns))
     return Inspection(
         description=victim.describe(),
         moved=_moved(victim),
@@ -55,7 +66,8 @@ def inspect(victim: Victim) -> Inspection:
         rank=rank,
         counting=tuple(counting),
         norms_identifiable=free,
-        expectations=tuple(_expectations(victim, found, missing)),
+        signs=signs,
+        expectations=tuple(_expectations(victim, found, missing, signs)),
     )
 
 
@@ -67,7 +79,7 @@ def _moved(victim: Victim) -> dict[str, float]:
     return moved
 
 
-def _expectations(victim: Victim, found: Spectrum | None, missing: str | None) -> list[str]:
+def _expectations(victim: Victim, found: Spectrum | None, missing: str | None, signs: Parity) -> list[str]:
     said = []
     if found is None:
         said.append(missing or "")
@@ -83,13 +95,19 @@ def _expectations(victim: Victim, found: Spectrum | None, missing: str | None) -
         )
     else:
         said.append(f"the spectrum of ΔW1 has a clear gap ({found.gap:.3g}×): the data span {found.rank} directions")
-    network = victim.network
-    if network.homogeneous:
+    if victim.network.homogeneous:
         said.append("the network is positively homogeneous: directions can be found, norms cannot")
     else:
         said.append("the network is not positively homogeneous: each point's norm is identifiable")
-    if isinstance(network, MLP) and network.homogeneous and network.depth == 2 and network.activation == "relu":
-        said.append(
-            "two layers of ReLU without bias barely tell x from −x: signs come back only with points that are exact"
-        )
+    said.append(_SIGNS[signs])
     return said
+
+
+_SIGNS = {
+    Parity.NONE: "the network tells a point from its negative",
+    Parity.LINEAR: (
+        "two layers of ReLU without bias barely tell x from −x: signs come back only with points that are exact"
+    ),
+    Parity.EVEN: "the network answers x and −x alike: the sign of a point cannot be found",
+    Parity.ODD: "the network answers −x with the negative of its answer to x: the sign of a point cannot be found",
+}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -42,8 +43,18 @@ class Spectrum:
         return self.right[:, :r].contiguous()
 
 
+_KNOWN: WeakKeyDictionary[Victim, Spectrum] = WeakKeyDictionary()
+"""An audit asks for it at every setting, and at width 8000 the SVD takes longer than some of them."""
+
+
 def spectrum(victim: Victim) -> Spectrum:
     """The SVD of ΔW_1 and the gap rule: the largest s_k/s_{k+1} that stands out from the rest."""
+    if victim not in _KNOWN:
+        _KNOWN[victim] = _decompose(victim)
+    return _KNOWN[victim]
+
+
+def _decompose(victim: Victim) -> Spectrum:
     delta = victim.delta_W1()
     first = victim.network.first
     if delta is None or first is None:

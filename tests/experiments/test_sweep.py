@@ -22,13 +22,13 @@ from recollect.cli import main
 from recollect.errors import FileError, OptionError
 from recollect.experiments import perform as perform_file
 from recollect.experiments.engines import Ended, LocalEngine, attempt
-from recollect.experiments.estimate import Machine
 from recollect.experiments.job import Job
 from recollect.experiments.perform import Task
 from recollect.experiments.plan import expand, read_plan
 from recollect.experiments.store import Store
 from recollect.experiments.sweep import Progress, Sweep, tasks_of
 from recollect.experiments.table import csv_bytes, read_table, table, write_table
+from recollect.machine import Machine
 
 MACHINE = Machine(torch.device("cpu"), 1e10, 1e10)
 

@@ -6,7 +6,8 @@
 4. The best of these from other random starts.
 5. Null victims (`nulls.py`), attacked as the best was: how many points would be called where there are none.
 
-It stops as soon as every point is called. Nothing here sees the truth.
+What is not worth its time (`forecast.py`) is left out. It stops as soon as every point is called. Nothing here sees the
+truth.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from recollect.audit.forecast import forecast
 from recollect.audit.nulls import NULLS
 from recollect.audit.verdict import Verdict, called, judge, up_to_sign
 from recollect.errors import OptionError, RecollectError
 from recollect.inspection import Inspection, inspect
+from recollect.machine import Machine
+from recollect.memory import at_most
 from recollect.options import FullSpace, Projection, Subspace
 from recollect.problem import RecollectWarning
 from recollect.progress import Progress, quiet, until
@@ -106,27 +110,49 @@ def audit(
     n: int | None = None,
     *,
     budget: float = 600.0,
+    memory: int | None = None,
     seed: int = 0,
     device: torch.device | str = "auto",
     progress: Progress = quiet,
 ) -> Audit:
-    """Attack within `budget` seconds; n None: as many points as the weights suggest."""
+    """Attack within `budget` seconds and `memory` bytes (None: what the machine has).
+
+    n None: as many points as the weights suggest. Memory is kept by choosing paths whose estimates fit, not enforced.
+    """
     if not budget > 0:
         raise OptionError(f"expected a budget of more than no time, got {budget:g} s; give for instance 10m")
+    if memory is not None and memory <= 0:
+        raise OptionError(f"expected more than no memory, got {memory} bytes; give for instance 8GB")
+    with at_most(memory):
+        return _audit(victim, n, budget, seed, choose_device(device), progress)
+
+
+def _audit(victim: Victim, n: int | None, budget: float, seed: int, where: torch.device, progress: Progress) -> Audit:
     began = time.monotonic()
-    where, looked = choose_device(device), inspect(victim)
+    looked, machine = inspect(victim), Machine.measured(where)
     attempts: list[Attempt] = []
     best: Attempt | None = None
+    spared: Setting | None = None
+    left = began + (1 - _FOR_NULLS) * budget
     for setting in _settings(victim, looked, n, seed, attempts):
-        left = began + (1 - _FOR_NULLS) * budget
         if time.monotonic() > left:
             attempts.append(Attempt(setting, None, 0.0, "not tried: the time was over"))
             break
+        if setting.n is not None:
+            expected = forecast(victim, setting.attack, setting.n, machine)
+            too_slow = expected.too_slow(left - time.monotonic())
+            if against := expected.against or too_slow:
+                attempts.append(Attempt(setting, None, 0.0, f"not tried: {against}"))
+                spared = spared if too_slow else setting
+                continue
         attempt = _try(victim, setting, where, progress, left)
         attempts.append(attempt)
         best = attempt if best is None or attempt.rank > best.rank else best
         if attempt.found is not None and attempt.recovered == len(attempt.found.inputs):
             break
+    if best is None and spared is not None:  # an answer rests on an attempt, however little speaks for it
+        best = _try(victim, spared, where, progress, left)
+        attempts.append(best)
     nulls: tuple[NullRun, ...] = ()
     if best is not None and best.found is not None and best.found.confidence is not None:
         nulls = tuple(_null_runs(victim, best, where, progress, began + budget))
@@ -155,7 +181,9 @@ def _settings(
         every = replace(last, parameters="all")
         yield from (Setting(f"all layers, {name}", every, number, seed) for name, number in guesses.items())
     best = max(attempts, key=lambda attempt: attempt.rank)
-    again = best.setting.n if best.found is None else len(best.found.inputs)
+    if best.found is None:
+        return
+    again = len(best.found.inputs)
     for start in range(1, _STARTS):
         name = f"{best.setting.name.partition(',')[0]}, n = {again}, random start {start + 1}"
         yield Setting(name, best.setting.attack, again, seed + start)
@@ -174,6 +202,8 @@ def _try(victim: Victim, setting: Setting, device: torch.device, progress: Progr
         return Attempt(setting, None, time.monotonic() - began, "the time was over before anything was found")
     except RecollectError as error:
         return Attempt(setting, None, time.monotonic() - began, str(error))
+    except (MemoryError, torch.OutOfMemoryError):
+        return Attempt(setting, None, time.monotonic() - began, "memory was not enough")
     over = found.status is Status.INTERRUPTED
     if over and time.monotonic() < deadline:
         raise KeyboardInterrupt

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from recollect.audit import outlook
 from recollect.audit.verdict import up_to_sign
 from recollect.cli.common import (
     Count,
@@ -25,6 +26,7 @@ from recollect.console import Terminal
 from recollect.errors import OptionError, RunError
 from recollect.files import check_writable, read_tensors
 from recollect.inspection import inspect as inspect_victim
+from recollect.machine import Machine
 from recollect.options import Auto, Basis, FullSpace, Projection, Subspace
 from recollect.recipe import DTYPES
 from recollect.reconstruct import choose_device
@@ -37,12 +39,14 @@ from recollect.span import Endpoints
 @app.command
 def inspect(
     *paths: Path,
+    n: CountOrAuto = "auto",
     activation: str | None = None,
     model: str | None = None,
     input_shape: str | None = None,
+    device: Device = "auto",
     json: Json = False,
 ) -> int:
-    """Look at two checkpoints: what moved, the spectrum of ΔW1 and its rank, equations against unknowns.
+    """Look at two checkpoints before spending anything: what moved, the rank of ΔW1, equations, time and memory.
 
     Example: recollect inspect run     or: recollect inspect init.safetensors trained.safetensors
 
@@ -50,6 +54,8 @@ def inspect(
     ----------
     paths
         RUN (a folder that `train` made), or INIT TRAINED (two checkpoints).
+    n
+        The number of points to estimate time and memory for; auto: the rank of ΔW1.
     activation
         The network's activation; by default what the checkpoint says, else relu.
     model
@@ -57,10 +63,13 @@ def inspect(
     input_shape
         Of one input to --model, for instance 3,32,32.
     """
-    terminal = Terminal(json=json)
+    terminal, where = Terminal(json=json), choose_device(device)
     victim = load_victim(paths, activation, model, input_shape)
     announce_svd(terminal, victim)
     looked = inspect_victim(victim)
+    if n != "auto" and n < 1:
+        raise OptionError(f"expected --n of at least 1, got {n}; give the number of training points, or auto")
+    settings = outlook(victim, looked, looked.rank if n == "auto" else n, Machine.measured(where))
     values = None if looked.spectrum is None else looked.spectrum.singular_values.tolist()
     rows: dict[str, object] = {
         "victim": looked.description,
@@ -72,8 +81,16 @@ def inspect(
     }
     for counting in looked.counting:
         rows[f"--parameters {counting.parameters}"] = (
-            f"{counting.equations} equations: at most {counting.most_points} points by counting (necessary, not "
-            "sufficient)"
+            f"{counting.equations} equations, {counting.unknowns_each} unknowns a point: at most "
+            f"{counting.most_points} points by counting (necessary, not sufficient)"
+        )
+        rows[f"  n: equations an unknown ({counting.parameters})"] = ", ".join(
+            f"{number}: {counting.equations / unknowns:.3g}" for number, unknowns in counting.by_n()
+        )
+    for one in settings:
+        rows[f"expected for n = {one.n}, {one.parameters}"] = (
+            f"about {_duration(one.seconds)} and {one.bytes / 1e9:.2g} GB on this machine"
+            + (f"; not worth trying: {one.against}" if one.against else "")
         )
     terminal.table(rows)
     for sentence in looked.expectations:
@@ -86,12 +103,20 @@ def inspect(
             "gap_found": None if looked.spectrum is None else looked.spectrum.found,
             "singular_values": values,
             "moved": {name: finite(share) for name, share in looked.moved.items()},
-            "counting": [asdict(counting) for counting in looked.counting],
+            "counting": [{**asdict(counting), "by_n": counting.by_n()} for counting in looked.counting],
+            "settings": [{**asdict(one), "worth_trying": not one.against} for one in settings],
             "norms_identifiable": looked.norms_identifiable,
+            "signs": looked.signs.value,
             "expectations": list(looked.expectations),
         }
     )
     return 0
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @app.command

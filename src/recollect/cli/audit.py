@@ -10,7 +10,17 @@ from typing import Any
 
 from recollect.audit import ANSWERS, Audit, Verdict, judge
 from recollect.audit import audit as run_audit
-from recollect.cli.common import CountOrAuto, Device, Json, Seed, app, check_seed, network_options, score_json
+from recollect.cli.common import (
+    CountOrAuto,
+    Device,
+    Json,
+    Seed,
+    app,
+    check_seed,
+    checkpoints,
+    network_options,
+    score_json,
+)
 from recollect.console import Terminal
 from recollect.errors import CheckpointError, DataError, OptionError
 from recollect.files import check_writable, json_bytes, write_files
@@ -26,13 +36,12 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @app.command
 def audit(
-    init: Path,
-    trained: Path,
-    *,
+    *paths: Path,
     out: Path,
     n: CountOrAuto = "auto",
     truth: Path | None = None,
     budget: str = "10m",
+    memory: str | None = None,
     model: str | None = None,
     input_shape: str | None = None,
     activation: str | None = None,
@@ -46,10 +55,8 @@ def audit(
 
     Parameters
     ----------
-    init
-        The checkpoint from before training.
-    trained
-        The checkpoint after training.
+    paths
+        INIT TRAINED, the checkpoints before and after training; or RUN, a folder that `train` made.
     out
         Folder for report.html, audit.json and what was reconstructed.
     n
@@ -58,6 +65,8 @@ def audit(
         A .safetensors or .npz file that holds the training `inputs`, to score against. The attack never sees it.
     budget
         Time to spend, for instance 90s, 10m or 1h.
+    memory
+        Memory to stay within, for instance 8GB; by default all that the machine has. Kept by estimates, not enforced.
     model
         package.module:factory, a function that makes the torch module. By default a plain MLP is read off the shapes.
     input_shape
@@ -69,7 +78,8 @@ def audit(
 
     terminal = Terminal(json=json)
     check_seed(seed)
-    seconds, where = _seconds(budget), choose_device(device)
+    seconds, limit, where = _seconds(budget), None if memory is None else _bytes(memory), choose_device(device)
+    init, trained = _pair(paths)
     check_writable(out)
     known = None if truth is None else read_truth(truth)
     checked = validate(init, trained, **network_options(activation, model, input_shape))
@@ -98,11 +108,14 @@ def audit(
         victim,
         None if n == "auto" else n,
         budget=seconds,
+        memory=limit,
         seed=seed,
         device=where,
         progress=terminal.progress,
     )
-    facts = _facts(done, findings, {"n": n, "budget": budget, "seed": seed, "device": where.type, "model": model})
+    facts = _facts(
+        done, findings, {"n": n, "budget": budget, "memory": memory, "seed": seed, "device": where.type, "model": model}
+    )
     score: Score | None = None
     if done.best is not None and done.best.found is not None:
         options = {"audit": done.best.setting.name, "n": done.best.setting.n, "seed": done.best.setting.seed}
@@ -114,7 +127,8 @@ def audit(
     record = None if done.best is None or done.best.found is None else read_reconstruction(out)
     _write(out, facts, render_audit(done, findings, verdict, record, known, score))
     for attempt in done.attempts:
-        terminal.say(f"· {attempt.setting.name}: {attempt.recovered} points called, {attempt.seconds:.0f} s")
+        called = f"{attempt.recovered} points called, {attempt.seconds:.0f} s"
+        terminal.say(f"· {attempt.setting.name}: {attempt.ended if attempt.found is None else called}")
     if done.nulls:
         terminal.say(f"· null victims: {done.null_called} of {done.null_points} points called")
     terminal.say(f"Verdict: {verdict.value}. {ANSWERS[verdict]}")
@@ -125,6 +139,24 @@ def audit(
 
 def _write(out: Path, facts: Mapping[str, Any], page: str) -> None:
     write_files({out / "audit.json": json_bytes(facts), out / "report.html": page.encode(errors="replace")})
+
+
+def _pair(paths: tuple[Path, ...]) -> tuple[Path | None, Path]:
+    """θ0 and θf; one file alone is θf, and the report says what that means."""
+    given = checkpoints(paths)
+    if len(given) == 1:
+        return None, given[0]
+    if len(given) != 2:
+        got = " ".join(map(str, paths)) or "nothing"
+        raise OptionError(f"expected two checkpoints INIT TRAINED, or a folder with both, got {got}; give one of those")
+    return given[0], given[1]
+
+
+def _bytes(memory: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", memory.strip().lower())
+    if not found or not float(found[1]) > 0:
+        raise OptionError(f"expected --memory like 500MB or 8GB, got {memory!r}; give a size")
+    return int(float(found[1]) * 1000 ** "_kmgt".index(found[2] or "_"))
 
 
 def _seconds(budget: str) -> float:

@@ -51,8 +51,7 @@ Seed = Annotated[int, Parameter(converter=_whole, help="Same seed, same machine,
 def load_victim(
     paths: tuple[Path, ...], activation: str | None, model: str | None = None, input_shape: str | None = None
 ) -> Victim:
-    if len(paths) == 1 and paths[0].is_dir():
-        paths = (paths[0] / "init.safetensors", paths[0] / "trained.safetensors")
+    paths = checkpoints(paths)
     if len(paths) != 2:
         got = " ".join(map(str, paths)) or "nothing"
         raise OptionError(
@@ -60,6 +59,13 @@ def load_victim(
             "of those"
         )
     return Victim.load(*paths, **network_options(activation, model, input_shape))
+
+
+def checkpoints(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The two of a folder that `recollect train` made, or what was given."""
+    if len(paths) == 1 and paths[0].is_dir():
+        return paths[0] / "init.safetensors", paths[0] / "trained.safetensors"
+    return paths
 
 
 def network_options(activation: str | None, model: str | None, input_shape: str | None) -> dict[str, Any]:

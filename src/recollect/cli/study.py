@@ -16,7 +16,6 @@ from recollect.errors import OptionError
 from recollect.experiments import catalogue
 from recollect.experiments.claims import judge, markdown
 from recollect.experiments.engines import Engine, LocalEngine
-from recollect.experiments.estimate import Machine
 from recollect.experiments.job import Job
 from recollect.experiments.perform import Task
 from recollect.experiments.plan import read_plan
@@ -25,6 +24,7 @@ from recollect.experiments.sweep import Progress, Sweep, tasks_of
 from recollect.experiments.table import csv_bytes, read_table, scored, write_table
 from recollect.experiments.table import table as results
 from recollect.files import check_writable, write_bytes, write_files
+from recollect.machine import Machine
 from recollect.memory import total_memory
 from recollect.reconstruct import choose_device
 
@@ -174,7 +174,7 @@ def figure(
         jobs = tuple(job for plan in catalogue.plans_of(name, quick=quick) for job in read_plan(plan))
         where, store = choose_device(device), Store(runs)
         slots = workers or _slots(where.type, 1)
-        tasks = tasks_of(jobs, store, Machine.measured(where), sources)
+        tasks = tasks_of(jobs, store, Machine.measured(where, 1), sources)
         carrier = _engine("local", None, slots, 1, 1.0, 0.0, where.type, runs)
         code, told = _run(terminal, jobs, store, tasks, carrier, slots, False)
         if code == 130:

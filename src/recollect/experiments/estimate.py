@@ -7,14 +7,11 @@ minutes or days. Memory follows the arrays that are largest in each method.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from recollect.experiments.job import Job
-from recollect.memory import total_memory
+from recollect.machine import Machine
 from recollect.span.normal import DENSE_AT_MOST, DENSE_UNKNOWNS, dense_normal_bytes
 
 _TRAINING_STEPS = 2_000
@@ -33,39 +30,6 @@ _LOADED = 6e8
 class Cost:
     seconds: float
     bytes: float
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a device does in a second, measured."""
-
-    device: torch.device
-    single: float
-    double: float
-    memory: float = 1e11
-
-    @classmethod
-    def measured(cls, device: torch.device, threads: int = 1) -> Machine:
-        if device.type == "cuda" and not torch.cuda.is_available():  # those of a cluster: what such cards do
-            return cls(device, 2e13, 1e13)
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            rates = (_rate(device, torch.float32), _rate(device, torch.float64))
-            return cls(device, *rates, float(total_memory(device)))
-        finally:
-            torch.set_num_threads(before)
-
-
-def _rate(device: torch.device, dtype: torch.dtype) -> float:
-    size = 1024 if device.type == "cpu" else 8192
-    A = torch.ones(size, size, device=device, dtype=dtype)
-    best = 1e300
-    for _ in range(3):
-        began = time.perf_counter()
-        float((A @ A)[0, 0])
-        best = min(best, time.perf_counter() - began)
-    return 2.0 * size**3 / best
 
 
 def training_cost(job: Job, sizes: Mapping[str, tuple[int, int]], machine: Machine) -> Cost:

@@ -25,13 +25,19 @@ from typing import Any
 from recollect.errors import FileError, OptionError
 from recollect.experiments.job import COLUMNS, Job
 
-_MOST = 100_000
+_MOST = 20_000
+_LARGEST = 2**18
+_LONGEST = 2000
+"""Bytes of a plan and characters of a line: what a key of n parts takes, a.a.a and so on, grows with n²."""
 
 
 def read_plan(path: Path) -> tuple[Job, ...]:
     """The jobs of a plan, each once: victim by victim, and within one in the order of the file."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if len(text) > _LARGEST or max(map(len, text.splitlines()), default=0) > _LONGEST:
+            raise ValueError(f"a file of over {_LARGEST} characters, or of over {_LONGEST} in a line")
+        content = tomllib.loads(text)
     except OSError as error:
         raise FileError(f"expected a plan at {path}, got: {error.strerror or error}; check the path") from None
     except (ValueError, RecursionError) as error:  # not TOML, not text, numbers of thousands of digits

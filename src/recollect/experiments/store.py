@@ -17,11 +17,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from recollect.errors import FileError, RecollectError
 from recollect.experiments.job import Job
 from recollect.files import json_bytes, read_json, read_tensors, tensor_bytes, write_bytes, write_files
 from recollect.recipe import Recipe
 from recollect.shapes import Float, Tensor
+
+
+_POINTS = (torch.float64, torch.float32)
 
 
 class Store:
@@ -47,11 +52,11 @@ class Store:
     def has(self, job: Job) -> bool:
         try:
             found, _, _ = self._result(self._path("results", job))
-            if job.keep_points:
-                read_tensors(self.points(job))
+            points = read_tensors(self.points(job))[0].get("inputs") if job.keep_points else None
         except FileError:
             return False
-        return found.name == job.name
+        lost = job.keep_points and (points is None or points.dim() != 2 or points.dtype not in _POINTS)
+        return found.name == job.name and not lost
 
     def keep(self, job: Job, result: dict[str, Any], seconds: dict[str, float], points: Float[Tensor, "n d"]) -> None:
         if job.keep_points:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recollect.experiments.engines import Ended, Engine
-from recollect.experiments.estimate import Cost, Machine, attack_cost, dimensions, training_cost
+from recollect.experiments.estimate import Cost, attack_cost, dimensions, training_cost
 from recollect.experiments.job import Job
 from recollect.experiments.perform import Task
 from recollect.experiments.store import Store
+from recollect.machine import Machine
 
 _TRIES, _TRIES_IF_LOST = 2, 4
 """A job is tried once more. One whose worker died is tried more often: that need not be its fault."""

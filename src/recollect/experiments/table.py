@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,21 +86,28 @@ def read_table(path: Path) -> list[Row]:
     """A table that `write_table` made, as .csv."""
     try:
         with path.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
+            lines = csv.reader(stream)
+            header = next(lines, [])
+            places = {name: header.index(name) for name in KINDS if name in header}
+            if missing := set(KINDS) - set(places):
+                what = f"a table without {', '.join(sorted(missing)[:5])}" if header else "an empty one"
+                raise FileError(f"expected the columns of `recollect export` in {path}, got {what}; export it again")
+            return [_row(line, places, len(header), path) for line in lines if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FileError(f"expected a table at {path}, got: {error}; make it with `recollect export`") from None
-    missing = set(KINDS) - set(rows[0] if rows else ())
-    if missing:
-        what = f"a table without {', '.join(sorted(missing)[:5])}" if rows else "an empty one"
-        raise FileError(f"expected the columns of `recollect export` in {path}, got {what}; export it again")
-    return [{name: _read(name, row[name], path) for name in KINDS} for row in rows]
 
 
-def _read(name: str, text: str | None, path: Path) -> Any:
+def _row(line: list[str], places: Mapping[str, int], columns: int, path: Path) -> Row:
+    if len(line) != columns:  # a line of one character would otherwise become a row of everything
+        raise FileError(f"expected {columns} values in each line of {path}, got {len(line)}; export the table again")
+    return {name: _read(name, line[place], path) for name, place in places.items()}
+
+
+def _read(name: str, text: str, path: Path) -> Any:
     if not text:
         return None
     kind = KINDS[name]
-    if name == "subspace_rank" and text.isdigit() and len(text) < 10:
+    if name == "subspace_rank" and text.isdecimal() and len(text) < 10:
         return int(text)
     if kind is str:
         return text

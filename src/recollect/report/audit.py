@@ -8,13 +8,10 @@ from recollect.audit import ANSWERS, CALLED, Audit, Verdict
 from recollect.metrics import RECOVERED, Score
 from recollect.records import Record
 from recollect.report.figures import confidence_plot, error_plot, loss_trace, spectrum_plot
-from recollect.report.html import image_pairs, page
+from recollect.report.html import SHOWN, hidden, image_pairs, page
 from recollect.report.pictures import data_uri
 from recollect.truth import Truth
 from recollect.victim.validate import Finding, Severity
-
-SHOWN = 200
-"""Pictures on the page: more would make it too large to send."""
 
 _MEANING = {
     Verdict.EXPOSED: (
@@ -60,12 +57,13 @@ def render_audit(
 ) -> str:
     """`done` None: something stopped the audit before it began."""
     calls = None if done is None else done.called
-    pairs = [] if record is None else image_pairs(record, truth, score)
+    pairs = [] if record is None else image_pairs(record, truth, score, SHOWN)
     sections: dict[str, Any] = {
         "verdict": verdict.value,
         "grave": verdict in (Verdict.EXPOSED, Verdict.PARTLY),
         "answer": ANSWERS[verdict],
         "summary": _summary(done, score),
+        "victim": "" if done is None else done.inspection.description,
         "meaning": _MEANING[verdict],
         "advice": _ADVICE[verdict in (Verdict.EXPOSED, Verdict.PARTLY)],
         "stops": [finding for finding in findings if finding.severity is Severity.STOPS],
@@ -81,9 +79,9 @@ def render_audit(
                 "true": None if pair.true is None else data_uri(pair.true),
                 "recovered": None if pair.recovered is None else data_uri(pair.recovered),
             }
-            for pair in pairs[:SHOWN]
+            for pair in pairs
         ],
-        "hidden": max(0, len(pairs) - SHOWN),
+        "hidden": hidden(record, score) if record is not None and pairs else 0,
         "confidence": None
         if record is None or record.confidence is None
         else confidence_plot(record.confidence.tolist(), CALLED),

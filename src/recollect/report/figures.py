@@ -11,11 +11,15 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator
 
 _INK = "#010203"
 """Drawn where `currentColor` should be; replaced after matplotlib is done."""
-_BLUE, _ORANGE = "#3b82f6", "#f97316"
+_BLUE, _ORANGE = "#3b82f6", "#ea580c"
+"""Seen on white and on black alike."""
+_CROWD = 500
+"""More points than this are a line."""
+_INDENT = 0.02
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "recollect",
@@ -56,7 +60,7 @@ def spectrum_plot(singular_values: Sequence[float], rank: int) -> str:
         inside = (index <= rank) & (values > 0)
         outside = (index > rank) & (values > 0)
         axes.scatter(index[inside], values[inside], s=12, color=_BLUE, label=f"used: {rank}")
-        axes.scatter(index[outside], values[outside], s=12, color=_INK, alpha=0.4, label="left out")
+        axes.scatter(index[outside], values[outside], s=12, color=_INK, alpha=0.6, label="left out")
         axes.set(**_log(values > 0, "yscale"), xlabel="index", ylabel="singular value of ΔW1")
         axes.legend(frameon=False)
 
@@ -68,13 +72,14 @@ def error_plot(errors: Sequence[float], threshold: float, chance: float | None) 
     values = np.sort(np.asarray([error for error in errors if np.isfinite(error)], dtype=float))
 
     def draw(axes: Axes) -> None:
-        axes.scatter(np.arange(1, len(values) + 1), values, s=12, color=_BLUE)
+        _sorted(axes, values)
         axes.axhline(threshold, color=_INK, linewidth=0.8, linestyle="--")
-        axes.text(1, threshold, "recovered below", va="bottom", fontsize=8)
+        high = bool((values > threshold).sum() > len(values) / 2)  # the words go where fewer points are
+        place: Any = {"ha": "right", "va": "top"} if high else {"ha": "left", "va": "bottom"}
+        axes.text(1 if high else _INDENT, threshold, "recovered below", transform=axes.get_yaxis_transform(), **place)
         if chance is not None:
-            axes.axhline(chance, color=_ORANGE, linewidth=0.8)
-            axes.text(1, chance, "chance, within the span", va="bottom", fontsize=8, color=_ORANGE)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.axhline(chance, color=_ORANGE, linewidth=1.2)
+            axes.text(_INDENT, chance, "chance, within the span", va="bottom", transform=axes.get_yaxis_transform())
         axes.set(**_log(values > 0, "yscale"), xlabel="points, sorted", ylabel="error ‖x − x̂‖ / ‖x‖")
 
     return _svg(draw)
@@ -85,13 +90,23 @@ def confidence_plot(confidence: Sequence[float], level: float) -> str:
     values = np.sort(np.asarray(confidence, dtype=float))[::-1]
 
     def draw(axes: Axes) -> None:
-        axes.scatter(np.arange(1, len(values) + 1), values, s=12, color=_BLUE)
+        _sorted(axes, values)
         axes.axhline(level, color=_INK, linewidth=0.8, linestyle="--")
-        axes.text(1, level, "called recovered above", va="bottom", fontsize=8)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        right = axes.get_yaxis_transform()  # where the least sure are: no point comes near the words
+        axes.text(1, level, "called recovered above", va="bottom", ha="right", transform=right)
         axes.set(ylim=(-0.03, 1.05), xlabel="candidates, sorted", ylabel="confidence")
 
     return _svg(draw)
+
+
+def _sorted(axes: Axes, values: np.ndarray) -> None:
+    """Points, or a line where they would run into each other and make the page slow."""
+    index = np.arange(1, len(values) + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if len(values) > _CROWD:
+        axes.plot(index, values, color=_BLUE, linewidth=2)
+    else:
+        axes.scatter(index, values, s=12, color=_BLUE)
 
 
 def _log(positive: np.ndarray, *axes: str) -> dict[str, str]:
@@ -99,12 +114,26 @@ def _log(positive: np.ndarray, *axes: str) -> dict[str, str]:
     return dict.fromkeys(axes, "log" if positive.any() else "linear")
 
 
+class _Plain(LogFormatterSciNotation):
+    """0.01 or 1e-09: the exponent of a power of ten would be too small to read on a phone."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
 def _svg(draw: Callable[[Axes], None]) -> str:
     with rc_context(_STYLE):
-        figure = Figure(figsize=(5.4, 3.2), layout="constrained")
-        draw(figure.add_subplot())
+        figure = Figure(figsize=(4.0, 2.6), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes)
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":
+                axis.set_major_formatter(_Plain())
+                axis.set_minor_formatter(_Plain())
         stream = io.StringIO()
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            stream, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     return re.sub(

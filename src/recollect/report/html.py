@@ -18,6 +18,9 @@ from recollect.report.figures import error_plot, loss_trace, spectrum_plot
 from recollect.report.pictures import data_uri
 from recollect.truth import Truth
 
+SHOWN = 200
+"""Pictures on a page: more would make it too large to send."""
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -34,7 +37,7 @@ class Pair:
 
 def render(record: Record, truth: Truth | None, score: Score | None) -> str:
     """The page; with the truth and the score against it, or with neither."""
-    pairs = image_pairs(record, truth, score)
+    pairs = image_pairs(record, truth, score, SHOWN)
     sections: dict[str, Any] = {
         "facts": record.facts,
         "score": score,
@@ -51,6 +54,7 @@ def render(record: Record, truth: Truth | None, score: Score | None) -> str:
             }
             for pair in pairs
         ],
+        "hidden": hidden(record, score) if pairs else 0,
         "trace": loss_trace(record.trace.tolist()),
         "spectrum": None
         if record.singular_values is None
@@ -71,20 +75,29 @@ def page(template: str, sections: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["sentence"] = lambda text: text[:1].upper() + text[1:]
+    environment.filters["sentence"] = _sentence
     return environment.get_template(template).render(sections)
 
 
-def image_pairs(record: Record, truth: Truth | None, score: Score | None) -> list[Pair]:
-    """Image by image, best first; without truth, the recovered ones by confidence. Empty for non-images."""
+def _sentence(text: str) -> str:
+    """With a capital, unless it begins with the name of a file."""
+    return text if "." in text.partition(" ")[0] else text[:1].upper() + text[1:]
+
+
+def image_pairs(record: Record, truth: Truth | None, score: Score | None, most: int | None = None) -> list[Pair]:
+    """Image by image, best first, `most` at most; without truth, the recovered ones by confidence. Empty for
+    non-images."""
     if truth is None or score is None:
-        shape = record.image_shape or guess_shape(record.inputs.shape[1])
-        images = [] if shape is None else list(stretch(record.inputs, shape))
-        sure = [None] * len(images) if record.confidence is None else record.confidence.tolist()
-        pairs = [Pair(k + 1, None, None, image, confidence=sure[k]) for k, image in enumerate(images)]
-        return sorted(pairs, key=lambda pair: -(pair.confidence or 0.0))
+        shape, sure = record.image_shape or guess_shape(record.inputs.shape[1]), record.confidence
+        if shape is None:
+            return []
+        order = torch.argsort(torch.zeros(len(record.inputs)) if sure is None else -sure, stable=True)[:most]
+        return [
+            Pair(k + 1, None, None, image, confidence=None if sure is None else float(sure[k]))
+            for k, image in zip(order.tolist(), stretch(record.inputs[order], shape), strict=True)
+        ]
     matching, space = score.matching, truth.pixel_space
-    order = torch.argsort(matching.distances)
+    order = torch.argsort(matching.distances)[:most]
     i, j = matching.truth[order], matching.found[order]
     if space is None:
         shape = record.image_shape or guess_shape(truth.inputs.shape[1])
@@ -104,6 +117,11 @@ def image_pairs(record: Record, truth: Truth | None, score: Score | None) -> lis
         )
         for k in range(len(order))
     ]
+
+
+def hidden(record: Record, score: Score | None) -> int:
+    """How many images a page leaves out."""
+    return max(0, (len(record.inputs) if score is None else len(score.matching.found)) - SHOWN)
 
 
 def summary(record: Record, score: Score | None) -> str:

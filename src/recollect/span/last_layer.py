@@ -174,8 +174,11 @@ class LastLayerSpan:
         return fit, form(Z, geometry, explained, C, barred)
 
     def dense(self, n: int, r: int, *, coupled: bool = False) -> bool:
-        needed = dense_normal_bytes(self.rows.families, self.delta.shape[1], n, r)
-        return forms_dense(n, r, needed, self.delta.device, coupled=coupled)
+        return forms_dense(n, r, self.normal_bytes(n, r), self.delta.device, coupled=coupled)
+
+    def normal_bytes(self, n: int, r: int) -> int:
+        """Peak memory of a dense step."""
+        return dense_normal_bytes(self.rows.families, self.delta.shape[1], n, r)
 
     def normal_flops(self, n: int, r: int) -> float:
         p = self.delta.shape[1]
