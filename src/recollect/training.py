@@ -64,6 +64,25 @@ class FullBatchDescent:
 
 
 @dataclass(frozen=True)
+class ClosedForm:
+    """θ* = Φᵀα with α = (ΦΦᵀ)⁻¹y, and what the recovery theorem asks of it."""
+
+    alpha: Float[Tensor, "n c"]
+    separation: float
+    """Δ: the smallest distance between two inputs; infinite for one alone."""
+
+    @property
+    def c(self) -> float:
+        """min |α_i|; of several outputs, the smallest norm of a point's coefficients."""
+        return float(torch.linalg.vector_norm(self.alpha, dim=1).min())
+
+    @property
+    def l1(self) -> float:
+        """‖α‖₁; of several outputs, the sum of the norms."""
+        return float(torch.linalg.vector_norm(self.alpha, dim=1).sum())
+
+
+@dataclass(frozen=True)
 class Training:
     """A trained victim and how it got there."""
 
@@ -73,6 +92,8 @@ class Training:
     learning_rate: float
     lambda_max: float
     seconds: float
+    closed_form: ClosedForm | None = None
+    """Of random features."""
 
 
 def train(
@@ -191,4 +212,7 @@ def minimum_norm(network: MLP, theta_0: Theta, X: Float[Tensor, "n d"], Y: Float
             f"width {Phi.shape[1]}; use a larger --width"
         )
     lambda_max = float(torch.linalg.matrix_norm(Phi, 2).square())
-    return Training(Victim(network, theta_0, theta_f), mse, 0, 0.0, lambda_max, time.perf_counter() - started)
+    alpha = torch.linalg.lstsq(Phi.T, theta_star.T, driver="gelsd" if Phi.device.type == "cpu" else None).solution
+    apart = torch.pdist(X.double())
+    form = ClosedForm(alpha.cpu(), float(apart.min()) if len(apart) else math.inf)
+    return Training(Victim(network, theta_0, theta_f), mse, 0, 0.0, lambda_max, time.perf_counter() - started, form)

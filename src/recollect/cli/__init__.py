@@ -12,7 +12,7 @@ from typing import TextIO
 import cyclopts
 import torch
 
-from recollect.cli import attack, audit, make, score, study  # noqa: F401  (they register their commands)
+from recollect.cli import attack, audit, bounds, make, score, study  # noqa: F401  (they register their commands)
 from recollect.cli.common import app
 from recollect.errors import RecollectError
 from recollect.problem import RecollectWarning

@@ -10,7 +10,7 @@ from recollect.console import Terminal
 from recollect.files import check_writable
 from recollect.recipe import Recipe
 from recollect.reconstruct import choose_device
-from recollect.records import versions
+from recollect.records import finite, versions
 from recollect.truth import write_training
 
 
@@ -159,6 +159,9 @@ def train(
         "seconds": done.seconds,
         "versions": versions(),
     }
+    if done.closed_form is not None:  # what `recollect bounds theorem` asks for
+        form = done.closed_form
+        facts |= {"alpha": form.l1, "c": form.c, "separation": finite(form.separation)}
     write_training(out, data, done, facts)
     how = "in closed form" if victim == "rf" else f"after {done.steps} steps of {done.learning_rate:.3g}"
     terminal.say(

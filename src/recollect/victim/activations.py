@@ -78,6 +78,12 @@ _KNOWN = {
         Activation("gelu", torch.nn.functional.gelu, _gelu_slope, homogeneous=False),
         Activation("softplus", torch.nn.functional.softplus, torch.sigmoid, homogeneous=False),
         Activation("sine", torch.sin, torch.cos, homogeneous=False),
+        Activation(
+            "clipped-relu",
+            lambda t: t.clamp(0, 1),
+            lambda t: ((t > 0) & (t < 1)).to(t),
+            homogeneous=False,
+        ),
         Activation("erf", torch.erf, lambda t: 2 / math.sqrt(math.pi) * torch.exp(-t.square()), homogeneous=False),
     )
 }

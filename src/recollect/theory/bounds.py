@@ -1,0 +1,172 @@
+"""The guarantees for random features, as numbers: how wide is wide enough.
+
+    P[ sup |k_p − k_∞| ≤ ε ] ≥ 1 − δ   if   δ ≤ 4(1 + 2d)LM/(√d ε)   and                (lem:approx_kernel_bound)
+        p ≥ 8M⁴(2d + 1)/ε² · ( ln((2 + 4d)/δ) + 2d/(2d + 1)·ln(6LM/(√d ε)) )
+
+    every x_j has an x̂_i within Δ, with probability 1 − δ, at this width for            (thm:finite_recon_proof)
+        ε = c²/(4C(‖α‖₁ + ‖α̂‖₁)²)
+
+    the same in r instead of d for data in r dimensions, with Δ' = √(r/d)·Δ            (cor:finite_recon_proof_subspace)
+
+M and L bound |φ| and |φ'|. Everything is done in logarithms: the theorem's widths have hundreds of digits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from recollect.errors import OptionError
+
+_LARGEST = 700.0
+"""e to this is still a float."""
+
+
+@dataclass(frozen=True)
+class Lemma:
+    """The kernel-approximation lemma in d dimensions for an activation with |φ| ≤ M and |φ'| ≤ L."""
+
+    d: int
+    M: float
+    L: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.d <= 10**15:
+            raise OptionError(f"expected a dimension between 1 and 10¹⁵, got {self.d}; give --dim")
+        for name, value in (("M", self.M), ("L", self.L)):
+            if not (math.isfinite(value) and value > 0):
+                raise OptionError(f"expected {name} > 0, got {value:g}; it bounds the activation or its slope")
+
+    def log_scale(self) -> float:
+        """ln(LM/√d): the deviation ε is measured against the slope of the kernel over the sphere."""
+        return math.log(self.L) + math.log(self.M) - 0.5 * math.log(self.d)
+
+    def log_delta_limit(self, log_epsilon: float) -> float:
+        """ln of 4(1 + 2d)LM/(√d ε), above which the proof's net is too coarse (eq:delta_condition)."""
+        return math.log(4 * (1 + 2 * self.d)) + self.log_scale() - log_epsilon
+
+    def check(self, log_epsilon: float, log_delta: float) -> None:
+        """Whether the lemma speaks of these ε and δ at all."""
+        if not log_delta < 0:
+            raise OptionError(f"expected a failure probability δ below 1, got {_shown(log_delta)}; give --delta")
+        limit = self.log_delta_limit(log_epsilon)
+        if log_delta > limit:
+            raise OptionError(
+                f"expected δ of at most 4(1 + 2d)LM/(√d ε) = {_shown(limit)} for this ε, got {_shown(log_delta)}; "
+                "ask for a smaller ε or δ"
+            )
+
+    def log_width(self, log_epsilon: float, log_delta: float) -> float:
+        """ln p (eq:p_condition)."""
+        self.check(log_epsilon, log_delta)
+        d = self.d
+        inner = math.log(2 + 4 * d) - log_delta + 2 * d / (2 * d + 1) * (math.log(6) + self.log_scale() - log_epsilon)
+        return math.log(8 * (2 * d + 1)) + 4 * math.log(self.M) - 2 * log_epsilon + math.log(inner)
+
+    def log_epsilon(self, width: int | float, log_delta: float) -> float:
+        """ln of the smallest ε that p = `width` guarantees with probability 1 − δ.
+
+        With s the bracket of eq:p_condition and b = 2d/(2d + 1): ε² = Ks, K = 8M⁴(2d + 1)/p, and s·e^{2s/b} is known:
+        2s/b = W(…), Lambert's function.
+        """
+        if not width > 0:
+            raise OptionError(f"expected a positive width, got {width:g}; give --width")
+        d = self.d
+        b = 2 * d / (2 * d + 1)
+        log_K = math.log(8 * (2 * d + 1)) + 4 * math.log(self.M) - math.log(width)
+        free = math.log(2 + 4 * d) - log_delta + b * (math.log(6) + self.log_scale())
+        s = b / 2 * lambert_of_log(math.log(2 / b) - log_K + 2 * free / b)
+        found = 0.5 * (log_K + math.log(s))
+        self.check(found, log_delta)
+        return found
+
+    def log_delta(self, width: int | float, log_epsilon: float) -> float:
+        """ln of the smallest δ for which p = `width` guarantees ε; 0 or more says nothing."""
+        d = self.d
+        exponent = math.exp(math.log(width) + 2 * log_epsilon - 4 * math.log(self.M) - math.log(8 * (2 * d + 1)))
+        return math.log(2 + 4 * d) + 2 * d / (2 * d + 1) * (math.log(6) + self.log_scale() - log_epsilon) - exponent
+
+    # The steps of the proof.
+
+    def log_hoeffding(self, width: int | float, log_epsilon: float) -> float:
+        """ln of 2exp(−pε²/(8M⁴)), which bounds P[|k_p(x, y) − k_∞(x, y)| ≥ ε/2] for one pair."""
+        return math.log(2) - width * math.exp(2 * log_epsilon - 4 * math.log(self.M)) / 8
+
+    def log_net(self, radius: float) -> float:
+        """ln of (3√d/r)^d ≥ T, the size of an r-net of the sphere; r ≤ √d."""
+        if not 0 < radius <= math.sqrt(self.d):
+            raise OptionError(f"expected a net's radius in (0, √d], got {radius:g}; choose a smaller one")
+        return self.d * math.log(3 * math.sqrt(self.d) / radius)
+
+    def net_size(self, radius: float) -> int:
+        """T = ⌊(1 + 2√d/r)^d⌋, exactly."""
+        self.log_net(radius)
+        return math.floor((1 + 2 * math.sqrt(self.d) / radius) ** self.d)
+
+    def log_best_radius(self, width: int | float, log_epsilon: float) -> float:
+        """ln r*, the radius at which the two ways to fail are least likely together."""
+        d = self.d
+        inside = math.log(d) + 2 * d * math.log(3 * math.sqrt(d)) + log_epsilon - math.log(2 * self.L * self.M)
+        return inside / (2 * d + 1) - width * math.exp(2 * log_epsilon - 4 * math.log(self.M)) / (8 * (2 * d + 1))
+
+    def failure(self, width: int | float, log_epsilon: float, log_radius: float) -> float:
+        """2(3√d/r)^{2d}exp(−pε²/(8M⁴)) + 8rLM/ε: a pair of the net deviates, or the slope is too large between."""
+        d = self.d
+        nets = 2 * d * (math.log(3 * math.sqrt(d)) - log_radius) + self.log_hoeffding(width, log_epsilon)
+        slope = math.log(8 * self.L * self.M) + log_radius - log_epsilon
+        return _exp(nets) + _exp(slope)
+
+
+def log_recovery_epsilon(log_C: float, alpha: float, alpha_hat: float, c: float) -> float:
+    """ln ε of the theorem's proof: c²/(4C(‖α‖₁ + ‖α̂‖₁)²).
+
+    α̂ is what the attack finds, so it depends on p: the width is known after the fact, or for a bound on ‖α̂‖₁.
+    """
+    for name, value in (("‖α‖₁", alpha), ("c", c)):
+        if not (math.isfinite(value) and value > 0):
+            raise OptionError(f"expected {name} > 0, got {value:g}; every |α_i| must be at least c > 0")
+    if not (math.isfinite(alpha_hat) and alpha_hat >= 0):
+        raise OptionError(f"expected ‖α̂‖₁ ≥ 0, got {alpha_hat:g}; give the coefficients that were found")
+    if c > alpha:
+        raise OptionError(f"expected c = min |α_i| of at most ‖α‖₁ = {alpha:g}, got {c:g}; check the two")
+    return 2 * math.log(c) - math.log(4) - log_C - 2 * math.log(alpha + alpha_hat)
+
+
+def log_recovery_width(
+    lemma: Lemma, *, log_C: float, alpha: float, alpha_hat: float, c: float, log_delta: float
+) -> float:
+    """ln p of thm:finite_recon_proof; with a lemma in r dimensions, of the corollary."""
+    return lemma.log_width(log_recovery_epsilon(log_C, alpha, alpha_hat, c), log_delta)
+
+
+def subspace_separation(delta: float, d: int, r: int) -> float:
+    """Δ' = √(r/d)·Δ, the separation of the r-dimensional representatives; C is that of Δ' in r dimensions."""
+    if not 1 <= r <= d:
+        raise OptionError(f"expected 1 ≤ r ≤ d = {d}, got {r}; give the dimension of the data's subspace")
+    return math.sqrt(r / d) * delta
+
+
+def lambert_of_log(y: float) -> float:
+    """W(e^y), the w > 0 with w + ln w = y: Newton's method, which never overflows."""
+    w = y - math.log(y) if y > 3 else math.exp(min(y, 1.0))
+    w = w if w > 0 else math.exp(y)
+    for _ in range(100):
+        step = (w + math.log(w) - y) / (1 + 1 / w)
+        following = w - step
+        w = following if following > 0 else w / 2
+        if abs(step) <= 4e-16 * w:
+            break
+    return w
+
+
+def whole(log_width: int | float) -> int | None:
+    """⌈p⌉, or None where it has more digits than a float."""
+    return math.ceil(math.exp(log_width)) if log_width < _LARGEST else None
+
+
+def _exp(log_value: float) -> float:
+    return math.exp(log_value) if log_value < _LARGEST else math.inf
+
+
+def _shown(log_value: float) -> str:
+    return f"{math.exp(log_value):.3g}" if abs(log_value) < _LARGEST else f"10^{log_value / math.log(10):.0f}"

@@ -1,0 +1,205 @@
+"""The lemma, the theorem and the corollary against mpmath, their own inverses, and common sense."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import mpmath
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recollect.cli import main
+from recollect.errors import OptionError
+from recollect.theory import BOUNDED, Lemma, bounded, log_recovery_epsilon, log_recovery_width, subspace_separation
+from recollect.theory.bounds import lambert_of_log, whole
+
+NAMES = sorted(BOUNDED)
+dims = st.integers(1, 5000)
+epsilons = st.floats(1e-6, 1.9)
+deltas = st.floats(1e-12, 0.99)
+names = st.sampled_from(NAMES)
+
+
+def allowed(lemma: Lemma, epsilon: float, delta: float) -> bool:
+    return math.log(delta) <= lemma.log_delta_limit(math.log(epsilon))
+
+
+def lemma_of(name: str, d: int) -> Lemma:
+    return Lemma(d, bounded(name).M, bounded(name).L)
+
+
+def paper_width(d: int, M: float, L: float, epsilon: mpmath.mpf, delta: float) -> mpmath.mpf:
+    """eq:p_condition, letter by letter, in fifty digits."""
+    d, M, L, delta = (mpmath.mpf(value) for value in (d, M, L, delta))
+    inner = mpmath.log((2 + 4 * d) / delta) + 2 * d / (2 * d + 1) * mpmath.log(6 * L * M / (mpmath.sqrt(d) * epsilon))
+    return 8 * M**4 * (2 * d + 1) / epsilon**2 * inner
+
+
+@settings(max_examples=100)
+@given(name=names, d=dims, epsilon=epsilons, delta=deltas)
+def test_the_lemma_agrees_with_fifty_digits(name: str, d: int, epsilon: float, delta: float) -> None:
+    lemma = lemma_of(name, d)
+    if not allowed(lemma, epsilon, delta):
+        with pytest.raises(OptionError, match="δ of at most"):
+            lemma.log_width(math.log(epsilon), math.log(delta))
+        return
+    with mpmath.workdps(50):
+        exact = paper_width(d, lemma.M, lemma.L, mpmath.mpf(epsilon), delta)
+        found = mpmath.exp(mpmath.mpf(lemma.log_width(math.log(epsilon), math.log(delta))))
+        assert abs(found / exact - 1) < 1e-12
+
+
+@settings(max_examples=100)
+@given(
+    name=names,
+    d=dims,
+    delta=deltas,
+    log_C=st.floats(-5, 2000),
+    alpha=st.floats(0.1, 1e6),
+    more=st.floats(0, 1e6),
+    share=st.floats(1e-6, 1),
+)
+def test_the_theorem_agrees_with_fifty_digits(
+    name: str, d: int, delta: float, log_C: float, alpha: float, more: float, share: float
+) -> None:
+    """thm:finite_recon_proof as it is printed, not by way of the lemma; widths of thousands of digits too."""
+    lemma, c = lemma_of(name, d), share * alpha
+    options = {"log_C": log_C, "alpha": alpha, "alpha_hat": more, "c": c, "log_delta": math.log(delta)}
+    with mpmath.workdps(50):
+        C, S = mpmath.exp(mpmath.mpf(log_C)), mpmath.mpf(alpha) + mpmath.mpf(more)
+        M, L, D, c_ = (mpmath.mpf(value) for value in (lemma.M, lemma.L, d, c))
+        limit = 16 * C * (1 + 2 * D) * L * M * S**2 / (mpmath.sqrt(D) * c_**2)
+        if mpmath.mpf(delta) > limit * (1 + mpmath.mpf(10) ** -12):
+            with pytest.raises(OptionError, match="δ of at most"):
+                log_recovery_width(lemma, **options)
+            return
+        if mpmath.mpf(delta) > limit * (1 - mpmath.mpf(10) ** -12):
+            return
+        logs = mpmath.log((2 + 4 * D) / mpmath.mpf(delta))
+        logs += 2 * D / (2 * D + 1) * mpmath.log(24 * C * L * M * S**2 / (mpmath.sqrt(D) * c_**2))
+        exact = 128 * C**2 * M**4 * (2 * D + 1) * S**4 / c_**4 * logs
+        # The logarithm is what is computed: where it is in the thousands, its rounding is 1e-12 of the width.
+        error = abs(mpmath.mpf(log_recovery_width(lemma, **options)) - mpmath.log(exact))
+        assert error < 1e-12 * max(1, log_C / 100)
+
+
+@given(name=names, d=dims, width=st.floats(1, 1e15), delta=deltas)
+def test_epsilon_and_delta_are_the_inverses(name: str, d: int, width: float, delta: float) -> None:
+    lemma = lemma_of(name, d)
+    try:
+        log_epsilon = lemma.log_epsilon(width, math.log(delta))
+    except OptionError:
+        return  # so narrow that the lemma does not speak
+    assert lemma.log_width(log_epsilon, math.log(delta)) == pytest.approx(math.log(width), abs=1e-9)
+    assert lemma.log_delta(width, log_epsilon) == pytest.approx(math.log(delta), rel=1e-6, abs=1e-6)
+
+
+@given(name=names, d=dims, epsilon=epsilons, delta=deltas, factor=st.floats(1.01, 100))
+def test_more_is_asked_for_more(name: str, d: int, epsilon: float, delta: float, factor: float) -> None:
+    lemma, wider = lemma_of(name, d), lemma_of(name, d + 1)
+    if not (allowed(lemma, epsilon, delta) and allowed(wider, epsilon, delta)):
+        return
+    log_epsilon, log_delta = math.log(epsilon), math.log(delta)
+    width = lemma.log_width(log_epsilon, log_delta)
+    assert lemma.log_width(log_epsilon - math.log(factor), log_delta) > width
+    assert lemma.log_width(log_epsilon, log_delta - math.log(factor)) > width
+    bigger = Lemma(d, lemma.M * factor, lemma.L)
+    assert bigger.log_width(log_epsilon, log_delta) > width
+    assert lemma.log_delta(factor * math.exp(width), log_epsilon) < log_delta
+
+
+@given(name=names, d=st.integers(1, 50), epsilon=st.floats(0.01, 1.0), delta=st.floats(0.001, 0.5))
+def test_the_steps_of_the_proof_lead_to_the_lemma(name: str, d: int, epsilon: float, delta: float) -> None:
+    lemma, log_epsilon = lemma_of(name, d), math.log(epsilon)
+    if not allowed(lemma, epsilon, delta):
+        return
+    width = math.exp(lemma.log_width(log_epsilon, math.log(delta)))
+    log_radius = lemma.log_best_radius(width, log_epsilon)
+    assert log_radius <= 0.5 * math.log(d) + 1e-9
+    at_best = lemma.failure(width, log_epsilon, log_radius)
+    assert at_best == pytest.approx(delta, rel=1e-6)
+    for shift in (-0.5, -0.01, 0.01, 0.5):
+        assert lemma.failure(width, log_epsilon, log_radius + shift) >= at_best
+    pair = 2 * math.exp(-width * epsilon**2 / (8 * lemma.M**4))
+    assert math.exp(lemma.log_hoeffding(width, log_epsilon)) == pytest.approx(pair, rel=1e-9, abs=1e-300)
+
+
+@given(d=st.integers(1, 30), share=st.floats(0.01, 1))
+def test_a_net_is_no_larger_than_the_proof_says(d: int, share: float) -> None:
+    radius = share * math.sqrt(d)
+    lemma = Lemma(d, 1.0, 1.0)
+    assert math.log(lemma.net_size(radius)) <= lemma.log_net(radius) + 1e-9
+    assert lemma.net_size(0.5 * radius) >= lemma.net_size(radius)
+
+
+@given(y=st.floats(-30, 5000))
+def test_lambert(y: float) -> None:
+    w = lambert_of_log(y)
+    assert w > 0
+    assert w + math.log(w) == pytest.approx(y, rel=1e-12, abs=1e-12)
+
+
+@given(d=st.integers(2, 100), data=st.data())
+def test_the_corollary_is_the_theorem_in_fewer_dimensions(d: int, data: st.DataObject) -> None:
+    r = data.draw(st.integers(1, d))
+    assert subspace_separation(2.0, d, r) == pytest.approx(2.0 * math.sqrt(r / d))
+    options = {"log_C": 3.0, "alpha": 5.0, "alpha_hat": 4.0, "c": 0.5, "log_delta": math.log(0.05)}
+    widths = [log_recovery_width(lemma_of("tanh", dim), **options) for dim in (r, d)]
+    assert widths[0] <= widths[1]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(OptionError, match="not bounded"):
+        bounded("relu")
+    with pytest.raises(OptionError, match="activation"):
+        bounded("nothing")
+    with pytest.raises(OptionError, match="c"):
+        log_recovery_epsilon(0.0, 1.0, 1.0, 2.0)
+    with pytest.raises(OptionError, match="dimension"):
+        Lemma(0, 1.0, 1.0)
+    with pytest.raises(OptionError, match="below 1"):
+        Lemma(3, 1.0, 1.0).log_width(math.log(0.1), math.log(1.5))
+    with pytest.raises(OptionError, match="radius"):
+        Lemma(3, 1.0, 1.0).net_size(5.0)
+    with pytest.raises(OptionError, match="r ≤ d"):
+        subspace_separation(1.0, 3, 4)
+    assert whole(1000.0) is None
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    answer: dict[str, object] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    lemma = ("bounds", "lemma", "--activation", "tanh", "--dim", "10")
+    wide = call(capsys, *lemma, "--epsilon", "0.1", "--delta", "0.05")
+    exact = paper_width(10, 1.0, 1.0, mpmath.mpf("0.1"), 0.05)
+    assert wide["width"] == int(mpmath.ceil(exact))
+    back = call(capsys, *lemma, "--width", str(wide["width"]), "--delta", "0.05")
+    assert back["epsilon"] == pytest.approx(0.1, rel=1e-5)
+    sure = call(capsys, *lemma, "--width", str(wide["width"]), "--epsilon", "0.1")
+    assert sure["delta"] == pytest.approx(0.05, rel=1e-3)
+    narrow = call(capsys, *lemma, "--width", "10", "--epsilon", "0.1")
+    assert narrow["vacuous"] is True
+    rest = ("--alpha", "3", "--alpha-hat", "3", "--c", "0.5", "--delta", "0.05")
+    theorem = call(capsys, "bounds", "theorem", "--dim", "60", *rest, "--constant", "10")
+    corollary = call(capsys, "bounds", "corollary", "--dim", "60", "--rank", "30", *rest, "--constant", "10")
+    assert 0 < int(str(corollary["width"])) < int(str(theorem["width"]))
+    huge = call(capsys, "bounds", "theorem", "--dim", "60", *rest, "--log10-constant", "400")
+    assert huge["width"] is None
+    assert float(str(huge["log10_width"])) > 800
+    explicit = call(capsys, "bounds", "theorem", "--dim", "2", *rest, "--separation", "1")
+    assert explicit["constant_is"] == "an upper bound"
+    for wrong in (
+        [*lemma, "--epsilon", "0.1"],
+        [*lemma, "--epsilon", "-1", "--delta", "0.1"],
+        ["bounds", "theorem", "--dim", "2", *rest],
+        ["bounds", "lemma", "--activation", "relu", "--dim", "3", "--epsilon", "0.1", "--delta", "0.1"],
+    ):
+        assert main(wrong) == 2
+        assert "expected" in capsys.readouterr().err
