@@ -137,14 +137,15 @@ def figure(
     """Make a figure of the paper, with the runs it needs: NAME.png, NAME.svg and their table, NAME.csv.
 
     spectrum and synthetic are the two halves of Figure 2, images is Figure 1, depth Figure 3, parameters Figure 4;
-    appendix, grid (two images a class), n10 and n100 are of the appendix or beyond the paper.
+    appendix, grid (two images a class), n10 and n100 are of the appendix or beyond the paper; guarantees puts the
+    bounds of the theory beside measurements.
 
     Example: recollect figure synthetic --quick --out figures
 
     Parameters
     ----------
     name
-        spectrum, synthetic, depth, parameters, appendix, n10, n100, images or grid.
+        spectrum, guarantees, synthetic, depth, parameters, appendix, n10, n100, images or grid.
     out
         Folder for the figure; the runs go to a folder in it, and are gone on from.
     quick
@@ -161,11 +162,12 @@ def figure(
     check_writable(out)
     _check_counts(workers, 1)
     sources, runs = _sources(data or []), out / f"{name}-{'quick' if quick else 'full'}-runs"
-    if table and (name in catalogue.PICTURES or name == "spectrum"):
+    if table and (name in catalogue.PICTURES or name in catalogue.MEASURED):
         raise OptionError(f"expected {name} without --table, got one; a table does not hold that: leave it out")
     code, told = 0, dict[str, Any]()
-    if name == "spectrum":
-        rows, files = catalogue.spectra(terminal.progress, quick=quick)
+    if name in catalogue.MEASURED:
+        make = catalogue.spectra if name == "spectrum" else catalogue.bounds_beside_measurements
+        rows, files = make(terminal.progress, quick=quick)
         files = {**files, ".csv": rows}
     elif table:
         rows_of = [row for path in table for row in read_table(path)]

@@ -12,6 +12,7 @@ import torch
 
 from recollect.data import Dataset
 from recollect.errors import OptionError
+from recollect.experiments import guarantees
 from recollect.experiments.figures import MEASURES, Panel, Strip, gallery, quality, spectral_decay
 from recollect.experiments.job import Job
 from recollect.experiments.store import Store
@@ -84,7 +85,9 @@ DRAWINGS: dict[str, Drawing] = {
 }
 PICTURES = {"images": 1, "grid": 2}
 """Figures of pictures, and how many images of a class each shows."""
-NAMES = ("spectrum", *DRAWINGS, *PICTURES)
+MEASURED = ("spectrum", "guarantees")
+"""Figures that are measured at once, without a plan."""
+NAMES = (*MEASURED, *DRAWINGS, *PICTURES)
 
 
 def check_name(name: str) -> None:
@@ -122,6 +125,12 @@ def spectra(progress: Progress, *, quick: bool) -> tuple[bytes, dict[str, bytes]
         for k, value in enumerate(values)
     )
     return text.getvalue().encode(), spectral_decay(found, rank, width)
+
+
+def bounds_beside_measurements(progress: Progress, *, quick: bool) -> tuple[bytes, dict[str, bytes]]:
+    """The table and the figure of `guarantees.py`."""
+    rows = guarantees.measure(progress, guarantees.QUICK if quick else guarantees.Sizes())
+    return guarantees.csv_of(rows), guarantees.draw(rows)
 
 
 # Figure 1 and the image grid.

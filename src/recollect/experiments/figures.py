@@ -42,7 +42,7 @@ LINES = (
 
 MEASURES = {"rho": "ρ", "rho_up_to_sign": "ρ up to sign"}
 _CHANCE = {"rho": "chance_span", "rho_up_to_sign": "chance_span_up_to_sign"}
-_STYLE: Any = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "recollect",
     "font.size": 10,
@@ -94,7 +94,7 @@ def line_of(rows: Sequence[Row], line: Line, measure: str) -> list[Point]:
 def quality(table: Sequence[Row], panels: Sequence[Panel], *, columns: int, measure: str = "rho") -> dict[str, bytes]:
     """Reconstruction error against size, a panel each; `.png` and `.svg`."""
     rows, table = -(-len(panels) // columns), scored(table)
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(1.0 + 3.9 * columns, 1.1 + 2.9 * rows), layout="constrained")
         alike = len({panel.scale for panel in panels}) == 1
         grid = figure.subplots(rows, columns, squeeze=False, sharey=alike)
@@ -148,7 +148,7 @@ def _short(size: int) -> str:
 
 def spectral_decay(spectra: Mapping[int, Sequence[float]], rank: int, width: int) -> dict[str, bytes]:
     """Figure 2, left: the singular values of ΔW₁, a line a training seed; the data span `rank` dimensions."""
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(5.4, 3.6), layout="constrained")
         axes = figure.subplots()
         for (seed, values), colour in zip(spectra.items(), ("#0072B2", "#D55E00", "#009E73"), strict=False):
@@ -174,7 +174,7 @@ def gallery(truth: np.ndarray, strips: Sequence[Strip]) -> dict[str, bytes]:
     """Training images in the first row, below them what was found of each, a row a width."""
     rows = [Strip("training\nimages", truth), *strips]
     count = len(truth)
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(1.5 + 0.62 * count, 0.68 * len(rows) + 0.1))
         grid = figure.subplots(len(rows), count, squeeze=False)
         for strip, line in zip(rows, grid, strict=True):
