@@ -119,6 +119,13 @@ def test_what_null_victims_show_as_well_is_no_evidence() -> None:
     assert judge(3, 100) is Verdict.PARTLY
 
 
+def test_many_points_that_null_victims_do_not_have_are_evidence_without_a_call() -> None:
+    assert judge(0, 20, likely=17) is Verdict.PARTLY
+    assert judge(0, 20, likely=1) is Verdict.NOT_FOUND
+    assert judge(0, 20, 0, 60, likely=5, null_likely=12) is Verdict.NOT_FOUND  # null victims have them too
+    assert judge(12, 20, likely=20) is Verdict.EXPOSED
+
+
 class Page(HTMLParser):
     """What a reader and a browser would look for."""
 

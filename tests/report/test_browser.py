@@ -277,7 +277,7 @@ def audited(inputs: Tensor, sure: Tensor, said: str = "") -> Audit:
         description=f"{looked.description}{said}",
         expectations=(*looked.expectations, f"the data span 12 directions{said}"),
     )
-    nulls = (NullRun("shuffled", 12, 0, 3.0), NullRun("wrong start", 12, 1, 3.0))
+    nulls = (NullRun("shuffled", 12, 0, 0, 3.0), NullRun("wrong start", 12, 1, 1, 3.0))
     return Audit(Verdict.PARTLY, looked, (best, failed, long), best, nulls, 60.0)
 
 

@@ -1,13 +1,13 @@
 """An audit: settings tried one after the other within a time budget, then the best of them on null victims.
 
 1. The last layer alone with n = rank ΔW_1: the cheapest, and fewer examples than inputs have almost always that rank.
-2. The same with n from the residual, for more examples than that.
-3. All layers, with the numbers of points that 1 and 2 suggest.
+2. All layers with as many points.
+3. The last layer with n from the residual, for more examples than that; and all layers with the n it finds.
 4. The best of these from other random starts.
 5. Null victims (`nulls.py`), attacked as the best was: how many points would be called where there are none.
 
-What is not worth its time (`forecast.py`) is left out. It stops as soon as every point is called. Nothing here sees the
-truth.
+What is not worth its time (`forecast.py`) is left out, and no setting takes more than its share of what is left. It
+stops as soon as every point is called. Nothing here sees the truth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from recollect.audit.forecast import forecast
 from recollect.audit.nulls import NULLS
-from recollect.audit.verdict import Verdict, called, judge, up_to_sign
+from recollect.audit.verdict import Verdict, called, judge, likely, up_to_sign
 from recollect.errors import OptionError, RecollectError
 from recollect.inspection import Inspection, inspect
 from recollect.machine import Machine
@@ -40,6 +40,8 @@ _FOR_NULLS = 0.25
 _NULL_PATIENCE, _NULL_LEAST = 4.0, 5.0
 """A null run may take so many times as long as the attack it stands beside, and so many seconds at least."""
 _STARTS = 3
+_SHARE = 0.6
+"""Of the time left, what one setting may take: the next may be the one that finds them."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,10 @@ class Attempt:
         return 0 if self.found is None or self.found.confidence is None else int(called(self.found).sum())
 
     @property
+    def likely(self) -> int:
+        return 0 if self.found is None or self.found.confidence is None else int(likely(self.found).sum())
+
+    @property
     def rank(self) -> tuple[int, float]:
         """More is better: points called, then confidence."""
         sure = None if self.found is None else self.found.confidence
@@ -75,6 +81,7 @@ class NullRun:
     kind: str
     points: int
     called: int
+    likely: int
     seconds: float
 
 
@@ -145,7 +152,8 @@ def _audit(victim: Victim, n: int | None, budget: float, seed: int, where: torch
                 attempts.append(Attempt(setting, None, 0.0, f"not tried: {against}"))
                 spared = spared if too_slow else setting
                 continue
-        attempt = _try(victim, setting, where, progress, left)
+        now = time.monotonic()
+        attempt = _try(victim, setting, where, progress, now + _SHARE * (left - now))
         attempts.append(attempt)
         best = attempt if best is None or attempt.rank > best.rank else best
         if attempt.found is not None and attempt.recovered == len(attempt.found.inputs):
@@ -170,16 +178,16 @@ def _settings(
         guesses["n given"] = n
     elif spectrum is not None and spectrum.found:
         guesses["n = rank of ΔW1"] = spectrum.rank
+    every = None if victim.select("all") == victim.select("last") else replace(last, parameters="all")
     for name, number in guesses.items():
         yield Setting(f"last layer, {name}", last, number, seed)
+        if every is not None:
+            yield Setting(f"all layers, {name}", every, number, seed)
     if n is None:
         yield Setting("last layer, n from the residual", last, None, seed)
         found = attempts[-1].found
-        if found is not None and len(found.inputs) not in guesses.values():
-            guesses["the same n"] = len(found.inputs)
-    if victim.select("all") != victim.select("last"):
-        every = replace(last, parameters="all")
-        yield from (Setting(f"all layers, {name}", every, number, seed) for name, number in guesses.items())
+        if every is not None and found is not None and len(found.inputs) not in guesses.values():
+            yield Setting("all layers, the same n", every, len(found.inputs), seed)
     best = max(attempts, key=lambda attempt: attempt.rank)
     if best.found is None:
         return
@@ -224,12 +232,17 @@ def _null_runs(
         until_then = time.monotonic() + max(_NULL_LEAST, _NULL_PATIENCE * best.seconds)
         attempt = _try(null(victim, setting.seed), setting, device, progress, min(deadline, until_then))
         if attempt.found is not None and attempt.found.confidence is not None:
-            yield NullRun(kind, len(attempt.found.inputs), attempt.recovered, attempt.seconds)
+            yield NullRun(kind, len(attempt.found.inputs), attempt.recovered, attempt.likely, attempt.seconds)
 
 
 def _judged(best: Attempt | None, nulls: tuple[NullRun, ...]) -> Verdict:
     if best is None or best.found is None or best.found.confidence is None:
         return Verdict.UNKNOWN
     return judge(
-        best.recovered, len(best.found.inputs), sum(run.called for run in nulls), sum(run.points for run in nulls)
+        best.recovered,
+        len(best.found.inputs),
+        sum(run.called for run in nulls),
+        sum(run.points for run in nulls),
+        likely=best.likely,
+        null_likely=sum(run.likely for run in nulls),
     )

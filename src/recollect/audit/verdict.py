@@ -1,11 +1,12 @@
 """From points to an answer: which are called recovered, and what that makes of the whole.
 
     exposed                     half of the points or more were read back
-    partly exposed              some were, and more than chance would call
+    partly exposed              some were, more than chance would call; or many lie where points of null victims do not
     not exposed within budget   none was, by these settings in this time: that is no proof of safety
     cannot be judged            the method does not fit this model, or what it finds in null victims looks no different
 
-A point is called recovered from a confidence (`solve/confidence.py`) of `CALLED` on.
+A point is called recovered from a confidence (`solve/confidence.py`) of `CALLED` on, as within a tenth of one.
+From `LIKELY` on, about half of the points are, and next to none of a null victim's gets there.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from recollect.stages import UNSETTLED
 
 CALLED = 0.8
 """Chosen on victims whose data are known and on null victims (`benchmarks/calibration.py`, docs/audit.md)."""
+LIKELY = 0.6
 FALSE_CALLS = 0.01
 """Of points found in null victims, the share that is called at most."""
 _MANY_FALSE = 0.05
-_BY_CHANCE = 0.1
+_BY_CHANCE, _SURELY_NOT = 0.1, 1e-3
 _MOST = 0.5
 
 
@@ -48,17 +50,28 @@ def called(found: Reconstruction) -> Bool[Tensor, " n"]:
     return found.confidence >= CALLED
 
 
+def likely(found: Reconstruction) -> Bool[Tensor, " n"]:
+    """Points that null victims do not have, called or not."""
+    assert found.confidence is not None
+    return found.confidence >= LIKELY
+
+
 def up_to_sign(found: Reconstruction) -> bool:
     """Whether x could not be told from −x: what is called recovered may be the negative of a training point."""
     return any(note.startswith(UNSETTLED) for note in found.notes)
 
 
-def judge(recovered: int, n: int, null_called: int = 0, null_points: int = 0) -> Verdict:
-    """`recovered` of n points were called; of `null_points` points of null victims, `null_called` were."""
+def judge(
+    recovered: int, n: int, null_called: int = 0, null_points: int = 0, *, likely: int = 0, null_likely: int = 0
+) -> Verdict:
+    """Of n points `recovered` were called and `likely` came near it; of points of null victims likewise."""
     if null_points and null_called > max(1, _MANY_FALSE * null_points):
         return Verdict.UNKNOWN
     if recovered >= _MOST * n:
         return Verdict.EXPOSED
     if recovered and float(binom.sf(recovered - 1, n, FALSE_CALLS)) < _BY_CHANCE:
+        return Verdict.PARTLY
+    rate = max(FALSE_CALLS, (null_likely + 1) / (null_points + 1)) if null_likely else FALSE_CALLS
+    if likely and float(binom.sf(likely - 1, n, rate)) < _SURELY_NOT:
         return Verdict.PARTLY
     return Verdict.NOT_FOUND

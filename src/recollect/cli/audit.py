@@ -192,6 +192,7 @@ def _facts(done: Audit, findings: tuple[Finding, ...], options: dict[str, Any]) 
         "loss": None if found is None else finite(found.loss),
         "null_points": done.null_points,
         "null_called": done.null_called,
+        "likely": 0 if done.best is None else done.best.likely,
         "findings": _as_json(findings),
         "attempts": [
             {

@@ -108,7 +108,13 @@ def _summary(done: Audit | None, score: Score | None) -> str:
     if done is None or calls is None:
         return "Nothing was reconstructed."
     sign = ", up to its sign (an image may be its negative)" if done.up_to_sign else ""
+    more = 0 if done.best is None else done.best.likely - done.best.recovered
+    rest = (
+        f" {more} more are held as points of null victims are not: many of them are near a training input."
+        if more
+        else ""
+    )
     return (
         f"{int(calls.sum())} of {len(calls)} candidates are held so firmly by the weights that each is very likely a "
-        f"training input{sign}."
+        f"training input{sign}.{rest}"
     )
