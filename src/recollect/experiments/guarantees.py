@@ -30,6 +30,7 @@ from recollect.progress import Progress
 from recollect.result import Reconstruction
 from recollect.seeds import stream
 from recollect.shapes import Float, Tensor
+from recollect.solve import Status
 from recollect.theory import Lemma, deviation, features, log_C, log_recovery_width, subspace_separation
 from recollect.training import Training, minimum_norm
 
@@ -168,7 +169,10 @@ def _attack(done: Training, U: Tensor, solver: str, sizes: Sizes, d: int, seed: 
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecollectWarning)  # that too few features determine nothing is the point here
-        return reconstruct(done.victim, sizes.n, attack, seed=seed, device="cpu")
+        found = reconstruct(done.victim, sizes.n, attack, seed=seed, device="cpu")
+    if found.status is Status.INTERRUPTED:  # of this one run; the others shall not follow
+        raise KeyboardInterrupt
+    return found
 
 
 def draw(rows: Sequence[Row]) -> dict[str, bytes]:
