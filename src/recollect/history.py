@@ -58,7 +58,7 @@ def history(victim: Victim) -> History:
                 "it was undone, as if every tensor had shrunk alike; where one had not, part of its change is not made "
                 "of gradients"
                 + (
-                    ", and so little is left of the start that points may be called with errors of 0.1 to 0.2"
+                    ", and so little is left of the start that points may be called with errors of 0.1 to 0.3"
                     if decay > _MOSTLY_GONE
                     else ""
                 ),
