@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from cases import small_mlp
 
 from recollect import FullSpace, GradientDescent, Projection, Reconstruction, Victim, reconstruct
 from recollect.errors import DataError, FileError
-from recollect.files import check_writable, read_json, tensor_bytes, write_files
+from recollect.files import check_writable, read_json, read_tensors, tensor_bytes, write_files
 from recollect.records import CHECKPOINT, FACTS, TENSORS, FileCheckpoint, read_reconstruction, write_reconstruction
 from recollect.truth import read_truth
 
@@ -129,6 +130,14 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_ignored(tmp_path: Path) 
         assert torch.equal(broken.inputs, first.inputs)
         assert broken.resumed_at == 0
     assert attacked(checkpoint=FileCheckpoint(tmp_path, resume=False)).resumed_at == 0
+    tensors, metadata = read_tensors(tmp_path / CHECKPOINT)
+    facts = json.loads(metadata["run"])
+    for bad in (
+        tensor_bytes({**tensors, "trace": torch.tensor(1.0, dtype=torch.float64)}, metadata),
+        tensor_bytes(tensors, {"run": json.dumps({**facts, "seconds": 10**400})}),
+    ):
+        (tmp_path / CHECKPOINT).write_bytes(bad)
+        assert attacked().resumed_at == 0
 
 
 def test_damaged_records_are_named_errors(tmp_path: Path) -> None:
@@ -143,9 +152,22 @@ def test_damaged_records_are_named_errors(tmp_path: Path) -> None:
         json.dumps({**good, "stages": 3}),
         json.dumps({**good, "rank": None}),
         json.dumps({**good, "stages": [{"name": 1}]}),
+        json.dumps({**good, "notes": ["\ud800"]}),
     ):
         (tmp_path / FACTS).write_text(bad)
         with pytest.raises(FileError, match="expected"):
+            read_reconstruction(tmp_path)
+    tensors, _ = read_tensors(tmp_path / TENSORS)
+    for name, odd in (
+        ("singular_values", torch.ones([1] * 70, dtype=torch.float64)),
+        ("trace", torch.ones(2, 2, dtype=torch.float64)),
+        ("confidence", torch.tensor(1.0, dtype=torch.float64)),
+        ("inputs", torch.ones(3, dtype=torch.float64)),
+    ):
+        packed = tensor_bytes({**tensors, name: odd})
+        sha256 = hashlib.sha256(packed).hexdigest()
+        write_files({tmp_path / TENSORS: packed, tmp_path / FACTS: json.dumps({**good, "sha256": sha256}).encode()})
+        with pytest.raises(FileError, match="expected finite"):
             read_reconstruction(tmp_path)
     (tmp_path / FACTS).unlink()
     with pytest.raises(FileError, match="check the path"):
@@ -163,6 +185,8 @@ def test_truth_files(tmp_path: Path) -> None:
     (tmp_path / "empty.safetensors").write_bytes(tensor_bytes({"x": X}))
     np.savez(tmp_path / "text.npz", inputs=np.array([["a", "b"]]))
     (tmp_path / "t.txt").write_text("")
-    for name in ("empty.safetensors", "text.npz", "t.txt", "none.npz", "none.safetensors"):
+    header = json.dumps({"inputs": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "f4.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    for name in ("empty.safetensors", "f4.safetensors", "text.npz", "t.txt", "none.npz", "none.safetensors"):
         with pytest.raises(DataError, match="expected"):
             read_truth(tmp_path / name)

@@ -6,11 +6,22 @@ were asked for correctly and did not succeed (exit code 1).
 
 from __future__ import annotations
 
+_LONGEST = 2000
+
 
 class RecollectError(Exception):
-    """Anything Recollect refuses or fails to do, with a message fit to show as it is."""
+    """Anything Recollect refuses or fails to do, with a message fit to show as it is.
+
+    Much of a message may come from a hostile file: what would move a cursor or fill a screen is taken out here.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        if len(message) > _LONGEST:
+            message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 4 :]}"  # the remedy is at the end
+        plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in message)
+        super().__init__(plain)
 
 
 class InputError(RecollectError):

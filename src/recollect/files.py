@@ -15,6 +15,7 @@ import os
 import platform
 import tempfile
 import time
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,7 @@ def json_bytes(content: Mapping[str, Any]) -> bytes:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(content, ensure_ascii=False).encode()  # half a character could not be written again
     except OSError as error:
         raise FileError(f"expected a JSON file at {path}, got: {error.strerror or error}; check the path") from None
     except (ValueError, RecursionError) as error:
@@ -142,10 +144,21 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safetensors.safe_open(path, framework="pt") as stream:
             return {name: stream.get_tensor(name) for name in stream.keys()}, dict(stream.metadata() or {})  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise FileError(
             f"expected a whole .safetensors file at {path}, got: {_one_line(error)}; copy or save it again"
         ) from None
+
+
+def read_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytearray:
+    """A member of an archive, piece by piece: one that unpacks to more than it says gets no further than it says."""
+    content = bytearray()
+    with archive.open(entry) as stream:
+        while piece := stream.read(2**20):
+            content += piece
+    if len(content) != entry.file_size:
+        raise zipfile.BadZipFile(f"{entry.filename} ends early")
+    return content
 
 
 def _one_line(error: BaseException) -> str:

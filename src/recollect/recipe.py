@@ -46,7 +46,8 @@ class Recipe:
         for name in ("n", "width", "dim", "rank", "depth", "max_steps"):
             value = getattr(self, name)
             if not 1 <= value <= 10**8:
-                raise OptionError(f"expected {name} between 1 and 10⁸, got {value:.6g}; choose another")
+                shown = f"{value:.6g}" if abs(value) < 10**300 else "a number of hundreds of digits"
+                raise OptionError(f"expected {name} between 1 and 10⁸, got {shown}; choose another")
         if not (math.isfinite(self.noise) and self.noise >= 0):
             raise OptionError(f"expected noise of zero or more, got {self.noise}; the paper uses 0.5")
         if not 0 <= self.seed < 2**32:

@@ -96,18 +96,22 @@ def read_reconstruction(folder: Path) -> Record:
             f"expected {TENSORS} and {FACTS} of one run in {folder}, got two that do not belong together; "
             "reconstruct again"
         )
-    inputs = tensors["inputs"] if "inputs" in tensors else torch.zeros(0)
-    plain = all(
-        tensor.dtype == torch.float64 and bool(torch.isfinite(tensor).all())
-        for tensor in (inputs, tensors.get("singular_values", inputs), tensors.get("confidence", inputs))
-    )
+    inputs, trace = tensors.get("inputs", torch.zeros(0)), tensors.get("trace", torch.zeros(0, dtype=torch.float64))
     sure = tensors.get("confidence")
-    if not plain or inputs.dim() != 2 or not inputs.numel() or float(inputs.abs().max()) > 1e150:
+    curves = [tensor for tensor in (trace, sure, tensors.get("singular_values")) if tensor is not None]
+    plain = all(tensor.dtype == torch.float64 for tensor in (inputs, *curves))
+    shaped = inputs.dim() == 2 and inputs.numel() > 0 and all(tensor.dim() == 1 for tensor in curves)
+    finite_ones = (inputs, *(tensor for tensor in curves if tensor is not trace))  # a failed step leaves NaN there
+    if (
+        not (plain and shaped)
+        or not all(bool(torch.isfinite(tensor).all()) for tensor in finite_ones)
+        or float(inputs.abs().max()) > 1e150
+    ):
         raise FileError(f"expected finite `inputs` n×d in {folder / TENSORS}, got none; reconstruct again")
     return Record(
         inputs=inputs,
         norms_identifiable=facts.get("norms_identifiable") is True,
-        trace=tensors.get("trace", torch.zeros(0)),
+        trace=trace,
         singular_values=tensors.get("singular_values"),
         confidence=sure if sure is not None and sure.shape == inputs.shape[:1] else None,
         image_shape=_image_shape(facts.get("input_shape"), inputs.shape[1]),
@@ -156,7 +160,9 @@ class FileCheckpoint:
     def load(self, fingerprint: str) -> Saved | None:
         if not self._resume or not self._path.is_file():
             return None
-        with contextlib.suppress(FileError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        with contextlib.suppress(
+            FileError, KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError
+        ):
             tensors, metadata = read_tensors(self._path)
             facts = json.loads(metadata["run"])
             if facts["fingerprint"] != fingerprint:

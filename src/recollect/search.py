@@ -131,7 +131,9 @@ def _fits(saved: Run, fresh: Run) -> bool:
     """Whether a saved run has the form of a fresh one and has not gone further than is asked for now."""
     tensors, expected = saved.tensors(), fresh.tensors()
     alike = set(tensors) == set(expected) and all(
-        tensors[name].dtype == expected[name].dtype and (name == "trace" or tensors[name].shape == expected[name].shape)
+        tensors[name].dtype == expected[name].dtype
+        and tensors[name].dim() == expected[name].dim()
+        and (name == "trace" or tensors[name].shape == expected[name].shape)
         for name in expected
     )
     if not alike or tensors["trace"].shape[:-1] != expected["trace"].shape[:-1]:

@@ -26,6 +26,11 @@ from recollect.shapes import Float, Tensor
 from recollect.training import Training
 from recollect.victim import MLP, Architecture
 
+_NUMBERS = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+)
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -76,18 +81,21 @@ def read_truth(path: Path) -> Truth:
             f"expected a .safetensors or .npz file with `inputs`, got {path.name}; save the true inputs as one of those"
         )
     inputs = tensors.get("inputs")
-    if inputs is None or inputs.dim() != 2 or inputs.is_complex():
+    if inputs is None or inputs.dim() != 2 or inputs.dtype not in _NUMBERS:
         raise DataError(
-            f"expected `inputs` n×d in {path}, got {'none' if inputs is None else list(inputs.shape)}; save the "
-            "true inputs under that name"
+            f"expected `inputs` n×d in {path}, got {_described(inputs)}; save the true inputs under that name"
         )
     inputs = inputs.double()
     if not inputs.numel() or not float(inputs.abs().max()) < 1e100:
         raise DataError(f"expected finite true inputs of ordinary size in {path}, got others; check the file")
     norms = tensors.get("norms")
-    if norms is None or norms.shape != inputs.shape[:1]:
+    if norms is None or norms.shape != inputs.shape[:1] or norms.dtype not in _NUMBERS:
         norms = torch.linalg.vector_norm(inputs, dim=1)
     return Truth(inputs, norms.double(), _pixel_space(metadata, inputs.shape[1]))
+
+
+def _described(tensor: Tensor | None) -> str:
+    return "none" if tensor is None else f"{list(tensor.shape)[:9]} {tensor.dtype}".replace("torch.", "")
 
 
 def _pixel_space(metadata: Mapping[str, str], d: int) -> PixelSpace | None:

@@ -7,6 +7,7 @@ import math
 import pickle
 import shutil
 import subprocess
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from PIL import Image
 from recollect.data import from_arrays, load_dataset, synthetic
 from recollect.data.builtin import digits, photos
 from recollect.data.cifar10 import download_cifar10, load_cifar10
+from recollect.data.dataset import equal_counts
+from recollect.data.files import load_npz
 from recollect.errors import DataError, OptionError
 
 
@@ -129,8 +132,28 @@ def test_hostile_cifar10_batches_run_nothing(tmp_path: Path) -> None:
         {"data": rows, "labels": [99] * 10},
         [1],
         {"data": rows[:5], "labels": labels.tolist()},
+        {10**5000: 1},
+        {"data": rows, "labels": [10**5000] * 10},
+        {(1, 2): rows},
     ):
         (tmp_path / "data_batch_1").write_bytes(pickle.dumps(bad))
+        with pytest.raises(DataError, match="expected"):
+            load_cifar10(tmp_path)
+    whole = pickle.dumps({b"data": rows, b"labels": labels.tolist()}, 2)
+    sizes = b"K\x0aM\x00\x0c\x86"
+    assert whole.count(sizes) == 1
+    infinite = b"G\x7f\xf0" + bytes(6)
+    deep = b"\x80\x02})" + b"\x85" * 200_000 + b"Ns."
+    for code in (
+        whole.replace(sizes, b"J\xf6\xff\xff\xffJ\x00\xf4\xff\xff\x86"),  # −10 × −3072
+        whole.replace(sizes, infinite + b"K\x01\x86"),
+        whole.replace(sizes, b"G\x40\x24" + bytes(6) + b"M\x00\x0c\x86"),  # 10.0 × 3072
+        b"\x80\x02]r\xff\xff\xff\x7f.",  # the 2³¹st place of a table
+        b"c_codecs\nencode\n}X\x0c\x00\x00\x00__defaults__)sb.",
+        b"\x80\x02P1\n.",
+        deep,
+    ):
+        (tmp_path / "data_batch_1").write_bytes(code)
         with pytest.raises(DataError, match="expected"):
             load_cifar10(tmp_path)
     assert not (tmp_path / "ran").exists()
@@ -175,7 +198,13 @@ def test_npz_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "labels.npz", images=images, labels=np.full(12, -1))
     np.savez(tmp_path / "floats.npz", images=images.astype(float), labels=np.arange(12) % 3)
     np.savez(tmp_path / "nan.npz", inputs=np.full((3, 4), np.nan), targets=np.zeros(3))
+    np.savez_compressed(tmp_path / "long.npz", inputs=np.ones((3, 5 * 10**6), np.int8), targets=np.zeros(3))
+    np.savez_compressed(tmp_path / "large.npz", images=np.ones((3, 5000, 1000), np.uint8), labels=np.arange(3))
     np.savez(tmp_path / "zero.npz", inputs=np.zeros((3, 4)), targets=np.zeros(3))
+    np.savez(tmp_path / "times.npz", images=images, labels=(np.arange(12) % 3).astype("m8[s]"))
+    np.savez(tmp_path / "spans.npz", inputs=rng.normal(size=(3, 4)), targets=np.arange(3).astype("m8[s]"))
+    with zipfile.ZipFile(tmp_path / "screen.npz", "w") as archive:
+        archive.writestr("\x1b[2J.npy", saved(images))
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 no")
     for name in (
         "hollow",
@@ -186,7 +215,12 @@ def test_npz_files(tmp_path: Path) -> None:
         "labels",
         "floats",
         "nan",
+        "long",
+        "large",
         "zero",
+        "times",
+        "spans",
+        "screen",
         "broken",
         "missing",
     ):
@@ -196,12 +230,58 @@ def test_npz_files(tmp_path: Path) -> None:
         load_dataset(str(tmp_path / "arrays.npz"), 10)
 
 
-def test_an_npz_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.data.files._LIMIT", 2**16)
+def saved(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6.0).reshape(2, 3),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.arange(6, dtype=">i4"),
+        np.array(3.0),
+        np.zeros((0, 4)),
+        np.array(["a", "bc"]),
+    ],
+)
+def test_arrays_are_those_of_numpy(tmp_path: Path, array: np.ndarray) -> None:
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "a.npz", a=array)
+        found = load_npz(tmp_path / "a.npz")["a"]
+        assert np.array_equal(found, array)
+        assert found.dtype == array.dtype.newbyteorder("=")
+
+
+@pytest.mark.parametrize("limit", ["_LIMIT", "_ALWAYS"])
+def test_an_npz_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(f"recollect.data.files.{limit}", 2**16)
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("images.npy", bytes(2**20))
     with pytest.raises(DataError, match="unpacks to"):
         load_dataset(str(tmp_path / "bomb.npz"), 1)
+
+
+@pytest.mark.parametrize("shape", ["(70000, 70000)", "(1099511627776,)", "(-1, -12)"])
+def test_a_header_is_not_believed(tmp_path: Path, shape: str) -> None:
+    """An array of that shape would be made before its data were missed."""
+    whole = saved(np.zeros((3, 4)))
+    header = whole[10 : whole.index(b"\n")].replace(b"(3, 4)", shape.encode())
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr(
+            "a.npy", whole[:8] + (len(header) + 1).to_bytes(2, "little") + header + whole[whole.index(b"\n") :]
+        )
+    with pytest.raises(DataError, match="bytes"):
+        load_npz(tmp_path / "a.npz")
+
+
+def test_many_classes_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    monkeypatch.setattr(np, "flatnonzero", lambda mask: looked.append(1) or mask.nonzero()[0])
+    assert equal_counts(np.arange(9000), 3, 9000).tolist() == [0, 1, 2]
+    assert len(looked) == 3
 
 
 def test_folders_of_images(tmp_path: Path) -> None:
@@ -225,6 +305,25 @@ def test_folders_of_images(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="got none"):
         load_dataset(str(tmp_path / "empty"), 4)
+
+
+def test_hostile_images(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.new("1", (3000, 3000)).save(path)  # a kilobyte
+    with pytest.raises(DataError, match="pixels"):
+        load_dataset(str(tmp_path), 1)
+    Image.new("RGB", (9, 7)).save(path, "EPS")  # a program, whatever it is called
+    with pytest.raises(DataError, match="cannot identify"):
+        load_dataset(str(tmp_path), 1)
+    Image.fromarray(np.arange(63, dtype=np.uint8).reshape(9, 7)).save(path)
+    whole = path.read_bytes()
+    place = whole.index(b"IDAT") - 4
+    path.write_bytes(whole[:place] + b"\x7f\xff\xff\xff" + whole[place + 4 :])  # a chunk of two gigabytes, it says
+    tracemalloc.start()
+    load_dataset(str(tmp_path), 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**24
 
 
 @pytest.mark.parametrize(

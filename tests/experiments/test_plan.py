@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from recollect.errors import FileError, OptionError
 from recollect.experiments.job import COLUMNS, Job
 from recollect.experiments.plan import expand, read_plan
+from recollect.experiments.store import is_of
 from recollect.options import Basis, FullSpace, Subspace
 from recollect.recipe import Recipe
 from recollect.solve import GradientDescent
@@ -172,13 +173,28 @@ def test_a_plan_needs_what_has_no_default() -> None:
         expand({"grid": [{"dataset": "synthetic", "n": 3}]})
 
 
-@pytest.mark.parametrize("content", [b"[[grid", b"\xff\xfe", b"", b"a = 1", b"a = " + b"9" * 5000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"[[grid", b"\xff\xfe", b"", b"a = 1", b"a = " + b"9" * 1900),
+        b"a." * 50_000 + b"a = 1",  # would take twenty gigabytes
+        b"#\n" * 200_000,
+        b'"\\u001b[2J" = 1',
+    ],
+)
 def test_bad_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_bytes(content)
-    with pytest.raises(FileError, match="expected"):
+    with pytest.raises(FileError, match="expected") as error:
         read_plan(tmp_path / "plan.toml")
+    assert str(error.value).isprintable()
     with pytest.raises(FileError, match="check the path"):
         read_plan(tmp_path / "none.toml")
+
+
+def test_absurd_numbers_are_refused_too() -> None:
+    with pytest.raises(OptionError, match="hundreds of digits"):
+        Recipe(dataset="synthetic", n=10**400, width=10)
+    assert not is_of(Recipe(dataset="synthetic", n=5, width=10), {"dataset": "synthetic", "n": -(10**400), "width": 10})
 
 
 def test_a_recipe_is_replaced_not_changed() -> None:

@@ -28,6 +28,7 @@ from recollect.experiments.plan import expand, read_plan
 from recollect.experiments.store import Store
 from recollect.experiments.sweep import Progress, Sweep, tasks_of
 from recollect.experiments.table import csv_bytes, read_table, table, write_table
+from recollect.files import tensor_bytes
 from recollect.machine import Machine
 
 MACHINE = Machine(torch.device("cpu"), 1e10, 1e10)
@@ -243,8 +244,26 @@ def test_tables_that_are_none_are_refused(tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_bytes(csv_bytes([{**row, **bad}]))
         with pytest.raises(FileError, match=f"expected {next(iter(bad))}"):
             read_table(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_bytes(csv_bytes([{**row, "subspace_rank": "²"}]))  # a digit, and no number
+    assert read_table(tmp_path / "t.csv")[0]["subspace_rank"] == "²"
+    whole = csv_bytes([row])
+    for more in (b"a\n", whole.splitlines()[1] + b",1\n", b"a\n" * 300_000):  # a row of everything for each of these?
+        (tmp_path / "t.csv").write_bytes(whole + more)
+        with pytest.raises(FileError, match="values in each line"):
+            read_table(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_bytes(whole + b"\n")
+    assert read_table(tmp_path / "t.csv") == [row]
     with pytest.raises(FileError, match="expected a table"):
         read_table(tmp_path / "none.csv")
+
+
+def test_points_are_there_if_they_can_be_shown(tmp_path: Path) -> None:
+    (job,), store = few(keep_points=True), Store(tmp_path)
+    run([job], store, Here())
+    assert store.has(job)
+    for odd in ({"x": torch.ones(2, 2)}, {"inputs": torch.ones(2)}, {"inputs": torch.ones(2, 2, dtype=torch.int8)}):
+        store.points(job).write_bytes(tensor_bytes(odd))
+        assert not store.has(job)
 
 
 def test_a_killed_worker_loses_its_task_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import struct
 import zipfile
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 
 from recollect.errors import CheckpointError
 from recollect.victim import Victim
-from recollect.victim.checkpoint import load_checkpoint
+from recollect.victim.checkpoint import load_checkpoint, read_checkpoint
 
 
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -77,12 +78,101 @@ def test_any_bytes_are_one_named_error(tmp_path_factory: pytest.TempPathFactory,
         load_checkpoint(path)
 
 
-def test_a_zip_bomb_is_refused_before_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.victim.checkpoint._LIMIT", 2**20)
+def test_a_zip_bomb_is_refused_before_unpacking(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("data", bytes(2**22))
     with pytest.raises(CheckpointError, match="unpacks to"):
         load_checkpoint(tmp_path / "bomb.pt")
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 4), max_size=4), min_size=1, max_size=5),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool]),
+    archive=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_tensors_are_those_of_torch(
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[list[int]], dtype: torch.dtype, archive: bool, seed: int
+) -> None:
+    """Also views, tied weights and parameters, in an archive and as before torch 1.6."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {f"{k}": torch.randn(shape, generator=generator).to(dtype) for k, shape in enumerate(shapes)}
+    first = state["0"]
+    state |= {"tied": first, "turned": first.T if first.dim() == 2 else first, "late": torch.arange(9).to(dtype)[3:7:2]}
+    state["wide"] = torch.ones(1, dtype=dtype).expand(3, 5)
+    if dtype.is_floating_point:
+        state["parameter"] = torch.nn.Parameter(first)
+    path = tmp_path_factory.mktemp("torch") / "w.pt"
+    torch.save({"epoch": 3, "model": state}, path, _use_new_zipfile_serialization=archive)
+    expected = torch.load(path, weights_only=True)["model"]
+    found, _ = read_checkpoint(path)
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], expected[name]) and found[name].dtype is dtype for name in expected)
+
+
+class Asks:
+    """Pickled as a call."""
+
+    def __init__(self, *asked: object) -> None:
+        self.asked = asked
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (self.asked[0], self.asked[1:])
+
+
+def test_nothing_is_made_because_a_pickle_asks_for_it(tmp_path: Path) -> None:
+    """Each of these is let through by `weights_only=True`, and takes gigabytes or the process itself."""
+    tuples = b"\x80\x02})" + b"\x85" * 200_000 + b"Ns."
+    for name, code in {
+        "bytes": pickle.dumps({"a": Asks(bytearray, 2**34)}, 2),
+        "tensor": pickle.dumps({"a": Asks(torch.Tensor, 2**17, 2**17)}, 2),
+        "storage": pickle.dumps({"a": Asks(torch.FloatStorage, 2**34)}, 2),
+        "tuples": tuples,
+        "operations": b"\x80\x02" + b"N0" * 1_500_000 + b"N.",
+        "memo": b"\x80\x02]r\xff\xff\xff\x7f.",
+        "itself": b"\x80\x02}q\x00X\x05\x00\x00\x00modelh\x00s.",
+    }.items():
+        with zipfile.ZipFile(tmp_path / f"{name}.pt", "w") as archive:
+            archive.writestr("archive/data.pkl", code)
+        with pytest.raises(CheckpointError, match="expected"):
+            read_checkpoint(tmp_path / f"{name}.pt")
+
+
+def test_tensors_are_no_larger_than_their_file(tmp_path: Path) -> None:
+    wide = torch.ones(1).expand(2**15, 2**15)
+    for archive in (True, False):
+        torch.save({"a.weight": wide}, tmp_path / "wide.pt", _use_new_zipfile_serialization=archive)
+        with pytest.raises(CheckpointError, match="more than the file can hold"):
+            read_checkpoint(tmp_path / "wide.pt")
+    torch.save({"a.weight": torch.ones(40, 50)}, tmp_path / "w.pt", _use_new_zipfile_serialization=False)
+    whole = (tmp_path / "w.pt").read_bytes()
+    assert whole.count(struct.pack("<h", 2000)) >= 1
+    for number in (-1, 2001, 2**31 - 1):
+        (tmp_path / "w.pt").write_bytes(whole.replace(struct.pack("<q", 2000), struct.pack("<q", number)))
+        with pytest.raises(CheckpointError, match="end early"):
+            read_checkpoint(tmp_path / "w.pt")
+    (tmp_path / "w.pt").write_bytes(whole.replace(b"M" + struct.pack("<H", 2000), b"M" + struct.pack("<H", 1999)))
+    with pytest.raises(CheckpointError, match="beyond the end"):
+        read_checkpoint(tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("shape", [[2**63, 0], [0, 2**64], [2**32, 2**32]])
+def test_shapes_that_no_tensor_has(tmp_path: Path, shape: list[int]) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(CheckpointError, match="safetensors"):
+        read_checkpoint(tmp_path / "w.safetensors")
+
+
+def test_what_a_file_says_is_made_fit_to_show(tmp_path: Path) -> None:
+    for dtype in ("\x1b[2J", "x" * 10**6):
+        header = json.dumps({"a": {"dtype": dtype, "shape": [1], "data_offsets": [0, 4]}}).encode()
+        (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+        with pytest.raises(CheckpointError) as error:
+            read_checkpoint(tmp_path / "w.safetensors")
+        assert str(error.value).isprintable()
+        assert len(str(error.value)) < 2000
+        assert str(error.value).endswith("copy or save it again")
 
 
 def test_other_bad_weights(tmp_path: Path) -> None:

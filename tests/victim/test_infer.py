@@ -95,3 +95,15 @@ def test_metadata_round_trip_and_hostile_metadata() -> None:
             Architecture.from_metadata({METADATA_KEY: content})
     with pytest.raises(OptionError):
         Architecture.from_metadata({METADATA_KEY: json.dumps({"activation": "os.system"})})
+
+
+def test_a_thousand_layers() -> None:
+    state = {f"{k}.weight": torch.ones(1, 1) for k in range(1500)}
+    assert infer_network(state).depth == 1500
+
+
+def test_a_search_without_an_end_is_given_up() -> None:
+    """Forty square matrices in four families, in any order, and one that fits none of them."""
+    state = {f"{letter}{k}.weight": torch.ones(2, 2) for letter in "abcd" for k in range(10)}
+    with pytest.raises(CheckpointError, match="too many orders"):
+        infer_network({**state, "e.weight": torch.ones(7, 3)})

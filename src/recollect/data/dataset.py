@@ -12,6 +12,8 @@ from recollect.errors import DataError, OptionError
 from recollect.images import PixelSpace
 from recollect.shapes import Float, Tensor
 
+_LARGEST = 2**22
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -37,6 +39,7 @@ def from_images(images: np.ndarray, labels: np.ndarray, n: int, *, classes: int,
         raise DataError(
             f"expected images N×H×W or N×H×W×3 as bytes, got {list(images.shape)} {images.dtype}; convert them"
         )
+    _check_size(images[0].size)
     chosen = equal_counts(labels, n, classes)
     pixels = torch.from_numpy(np.ascontiguousarray(images[chosen])).permute(0, 3, 1, 2).double() / 255
     space = PixelSpace(
@@ -58,6 +61,7 @@ def from_arrays(
     pixel_space: PixelSpace | None = None,
 ) -> Dataset:
     """Rows scaled to norm √d (as:data_on_sphere) unless `keep_norms`; the basis is an orthonormal span of the rows."""
+    _check_size(inputs.shape[1])
     inputs, targets = inputs.double(), targets.double()
     if not inputs.numel() or not targets.numel():
         raise DataError(
@@ -71,6 +75,12 @@ def from_arrays(
     if not keep_norms:
         inputs = math.sqrt(inputs.shape[1]) * inputs / norms[:, None]
     return Dataset(inputs, targets, span_of(inputs), norms, pixel_space)
+
+
+def _check_size(d: int) -> None:
+    """A kilobyte of zeros, packed, can be an image of any size; and no network takes so many inputs."""
+    if d > _LARGEST:
+        raise DataError(f"expected at most {_LARGEST} numbers a point, got {d}; make the images smaller")
 
 
 def span_of(X: Float[Tensor, "n d"]) -> Float[Tensor, "d r"]:
@@ -89,6 +99,8 @@ def equal_counts(labels: np.ndarray, n: int, classes: int) -> np.ndarray:
     chosen = []
     for label in range(classes):
         wanted = share + (label < extra)
+        if not wanted:  # nor for any after it: a file may tell of thousands of classes
+            break
         found = np.flatnonzero(labels == label)[:wanted]
         if len(found) < wanted:
             raise OptionError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 import warnings
 import zipfile
 from pathlib import Path
@@ -9,32 +11,57 @@ from pathlib import Path
 import numpy as np
 
 from recollect.errors import DataError
+from recollect.files import read_member
 
 _LIMIT = 8 * 2**30
+_ALWAYS = 2**24
+_RATIO = 100
+"""An archive may unpack to so many bytes, or to so many times its own; zeros would be packed to a thousandth."""
+_PIXELS = 2**22
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""Whatever a file is called, it is read as one of these alone: others call programs, or are rarely looked after."""
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz`; pickled objects are refused, and so is an archive that would unpack to over 8 GiB."""
+    """The arrays of an `.npz`; pickled objects are refused, and so is an archive that unpacks to too much."""
     if not path.is_file():
         raise DataError(f"expected an .npz file at {path}, got nothing there; check the path")
     try:
         with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > _LIMIT:
-            raise DataError(
-                f"expected at most {_LIMIT >> 30} GiB in {path}, got a file that unpacks to {size >> 30} GiB; make "
-                "it smaller"
-            )
-        with np.load(path, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
-        return {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in arrays.items()}
+            entries = archive.infolist()
+            size, most = sum(entry.file_size for entry in entries), max(_ALWAYS, _RATIO * path.stat().st_size)
+            if size > min(_LIMIT, most):
+                raise DataError(
+                    f"expected at most {min(_LIMIT, most) >> 20} MiB in {path}, got a file that unpacks to "
+                    f"{size >> 20} MiB; make it smaller, or save it uncompressed"
+                )
+            if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
+                raise ValueError("an archive that numpy did not make")
+            named = [entry for entry in entries if entry.filename.endswith(".npy")]
+            return {entry.filename.removesuffix(".npy"): _array(read_member(archive, entry)) for entry in named}
     except DataError:
         raise
     except Exception as error:  # numpy and zipfile raise many kinds on damaged files
         raise DataError(
             f"expected a whole .npz of plain arrays at {path}, got: {' '.join(str(error).split())[:160]}; save it again"
         ) from None
+
+
+def _array(content: bytearray) -> np.ndarray:
+    """What `np.save` wrote. The header is compared with what follows it before there is an array of its shape."""
+    stream = io.BytesIO(content)
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"an array in version {version[0]}.{version[1]} of the format")
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read_header(stream)
+    count = math.prod(shape)
+    if dtype.hasobject or min(shape, default=0) < 0 or count * dtype.itemsize > len(content) - stream.tell():
+        raise ValueError(f"a {dtype} array of shape {list(shape)[:9]} in {len(content)} bytes")
+    flat = np.frombuffer(content, dtype, count, stream.tell()) if count else np.empty(0, dtype)
+    array = flat.reshape(shape, order="F" if fortran else "C")
+    return array.astype(dtype.newbyteorder("="), copy=False)
 
 
 def load_image_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
@@ -50,7 +77,10 @@ def load_image_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
-                with Image.open(path) as picture:
+                # From memory, where asking for more than there is costs nothing; a file makes room for it first.
+                with Image.open(io.BytesIO(path.read_bytes()), formats=_FORMATS) as picture:
+                    if math.prod(picture.size) > _PIXELS:
+                        raise ValueError(f"{picture.width}×{picture.height} pixels, more than {_PIXELS}")
                     images.append(np.asarray(picture.convert("RGB")))
         except (
             OSError,

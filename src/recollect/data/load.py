@@ -58,7 +58,7 @@ def _from_npz(path: Path, n: int, keep_norms: bool) -> Dataset:
             images.ndim == 0
             or labels.ndim != 1
             or len(labels) != len(images)
-            or not np.issubdtype(labels.dtype, np.integer)
+            or labels.dtype.kind not in "iu"
             or labels.min(initial=0) < 0
         ):
             raise DataError(
@@ -73,10 +73,7 @@ def _from_npz(path: Path, n: int, keep_norms: bool) -> Dataset:
     if {"inputs", "targets"} <= set(arrays):
         inputs, targets = arrays["inputs"], arrays["targets"]
         targets = targets[:, None] if targets.ndim == 1 else targets
-        numeric = all(
-            np.issubdtype(array.dtype, np.number) and not np.issubdtype(array.dtype, np.complexfloating)
-            for array in (inputs, targets)
-        )
+        numeric = inputs.dtype.kind in "iuf" and targets.dtype.kind in "iuf"
         if inputs.ndim != 2 or targets.ndim != 2 or len(inputs) != len(targets) or not numeric:
             raise DataError(
                 f"expected inputs N×d and targets N×c in {path}, got {list(inputs.shape)} and "

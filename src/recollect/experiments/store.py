@@ -25,7 +25,6 @@ from recollect.files import json_bytes, read_json, read_tensors, tensor_bytes, w
 from recollect.recipe import Recipe
 from recollect.shapes import Float, Tensor
 
-
 _POINTS = (torch.float64, torch.float32)
 
 
@@ -98,6 +97,7 @@ class Store:
             for name, kind in (*RESULTS.items(), *dict.fromkeys(seconds, float).items()):
                 value = result.get(name) if name in RESULTS else seconds[name]
                 check_value(name, kind, value)
+            seconds = {name: float(value) for name, value in seconds.items() if value is not None}
             if result.get("rho") is None:
                 raise FileError("no ρ")
         except RecollectError as error:

@@ -1,28 +1,25 @@
-"""Reading θ0 and θf from files that may be hostile: `.safetensors`, and `.pt` with `weights_only=True` only."""
+"""Reading θ0 and θf from files that may be hostile: `.safetensors`, and `.pt` without running what it asks for."""
 
 from __future__ import annotations
 
-import pickle
-import warnings
+import struct
 import zipfile
-from collections.abc import Mapping
+import zlib
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from recollect.errors import CheckpointError, FileError
 from recollect.files import read_tensors
+from recollect.pickles import Asked, Forbidden
 from recollect.shapes import Tensor
+from recollect.victim.torch_file import TorchFile, open_torch_file
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = ("module.", "_orig_mod.")
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _LARGEST = 1e100
 """Weights beyond this are broken, and their squares would overflow."""
-_LIMIT = 64 * 2**30
-"""A `.pt` archive that claims to unpack to more than this is refused before anything is allocated."""
-
 
 _COUNTERS = "num_batches_tracked"
 """The one tensor of whole numbers that ordinary models save: how often a BatchNorm layer was called."""
@@ -79,51 +76,34 @@ def check_tensor(path: Path, name: str, tensor: Tensor) -> None:
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
-    if zipfile.is_zipfile(path):
-        try:
-            with zipfile.ZipFile(path) as archive:
-                size = sum(entry.file_size for entry in archive.infolist())
-        except (zipfile.BadZipFile, OSError) as error:
-            raise CheckpointError(f"expected a whole .pt file at {path}, got: {error}; copy or save it again") from None
-        if size > _LIMIT:
-            raise CheckpointError(
-                f"expected at most {_LIMIT >> 30} GiB in {path}, got a file that unpacks to {size >> 30} GiB; check "
-                "its origin"
-            )
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on old formats; the errors below say all there is to say
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "weights_only" in str(error) or "Unsupported" in str(error) or "GLOBAL" in str(error):
-            raise CheckpointError(
-                f"expected plain tensors in {path}, got pickled code that loading would run; it was not run: "
-                "save model.state_dict(), best as .safetensors"
-            ) from None
+        with open_torch_file(path) as file:
+            return _state_dict(file, path)
+    except Forbidden as error:
         raise CheckpointError(
-            f"expected a whole .pt file at {path}, got one that ends early or is damaged; copy or save it again"
+            f"expected plain tensors in {path}, got pickled code that loading would run ({error}); it was not run: "
+            "save model.state_dict(), best as .safetensors"
         ) from None
-    except Exception as error:  # torch.load raises many kinds on damaged files; none of them is this program's fault
-        raise CheckpointError(
-            f"expected a whole .pt file at {path}, got: {type(error).__name__}; copy or save it again"
-        ) from None
-    return _state_dict(content, path)
+    except (ValueError, OSError, EOFError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(f"expected a whole .pt file at {path}, got: {error}; copy or save it again") from None
 
 
-def _state_dict(content: Any, path: Path, depth: int = 0) -> dict[str, Tensor]:
-    if isinstance(content, Mapping):
-        for key in _WRAPPERS:
-            if isinstance(content.get(key), Mapping) and depth < 4:  # a hostile dictionary may hold itself
-                return _state_dict(content[key], path, depth + 1)
-        tensors = {str(name): value.detach() for name, value in content.items() if isinstance(value, Tensor)}
-        if tensors and len(tensors) == len(content):
-            return {_strip(name): value for name, value in tensors.items()}
-    found = (
-        ", ".join(f"{str(key)[:40]!a}" for key in list(content)[:4])
-        if isinstance(content, Mapping)
-        else type(content).__name__
+def _state_dict(file: TorchFile, path: Path) -> dict[str, Tensor]:
+    content = file.content
+    for _ in range(4):  # a hostile dictionary may hold itself
+        inner = [content[key] for key in _WRAPPERS if isinstance(content, dict) and isinstance(content.get(key), dict)]
+        content = inner[0] if inner else content
+    if isinstance(content, dict) and content and all(map(file.is_tensor, content.values())):
+        return {_strip(_text(name)): file.tensor(asked) for name, asked in content.items()}
+    kind = "a call" if isinstance(content, Asked) else type(content).__name__
+    found = ", ".join(_text(key)[:40] for key in list(content)[:4]) if isinstance(content, dict) else kind
+    raise CheckpointError(
+        f"expected a state dict of tensors in {path}, got {found or 'an empty one'}; save model.state_dict()"
     )
-    raise CheckpointError(f"expected a state dict of tensors in {path}, got {found}; save model.state_dict()")
+
+
+def _text(key: str | bytes | int) -> str:
+    return key.decode("latin1") if isinstance(key, bytes) else str(key)
 
 
 def _strip(name: str) -> str:

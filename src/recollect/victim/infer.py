@@ -104,20 +104,47 @@ def _order(weights: Mapping[str, tuple[int, ...]]) -> list[str]:
     for name in sorted(weights, key=lambda name: [int(digits) for digits in re.findall(r"\d+", name)]):
         families.setdefault(re.sub(r"\d+", "#", name), []).append(name)
     # Within a family the order is fixed; only how families interleave is searched, and not for a hostile file's 30!.
-    searched = _chains([], list(families.values()), weights) if len(families) <= 8 else iter(())
+    searched = _chains(list(families.values()), weights) if len(families) <= 8 else iter(())
     chains = list(itertools.islice(searched, 2))
-    if len(chains) == 1:
+    if len(chains) == 1 and chains[0] is not None:
         return chains[0]
     listed = ", ".join(f"{name} {list(weights[name])}" for name in list(weights)[:6])
-    problem = "no order of them fits" if not chains else "several orders of them fit"
+    problem = "several orders of them fit" if len(chains) == 2 else "no order of them fits"
+    if None in chains:
+        problem = "there are too many orders to try"
     raise CheckpointError(
         f"expected weight matrices that chain from input to output, got {listed}: {problem}; name the layers 0, 1, 2, …"
     )
 
 
-def _chains(chain: list[str], left: list[list[str]], weights: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
-    if not any(left):
-        yield chain
-    for k, family in enumerate(left):
-        if family and (not chain or weights[chain[-1]][0] == weights[family[0]][1]):
-            yield from _chains([*chain, family[0]], [*left[:k], family[1:], *left[k + 1 :]], weights)
+_STEPS = 20_000
+"""Far more than it takes to find two orders where there are two; without an end of steps there is none to dead ends."""
+
+
+def _chains(families: list[list[str]], weights: Mapping[str, tuple[int, ...]]) -> Iterator[list[str] | None]:
+    """Every order that fits, depth first; None at the end if the search was given up. No recursion: there may be a
+    thousand layers."""
+    total, taken = sum(map(len, families)), [0] * len(families)
+    chain: list[str] = []
+    last: list[int] = []  # the family of each in the chain
+    choices = [iter(range(len(families)))]  # the families still to be tried after each
+    for _ in range(_STEPS):
+        for k in choices[-1]:
+            if taken[k] < len(families[k]):
+                name = families[k][taken[k]]
+                if not chain or weights[chain[-1]][0] == weights[name][1]:
+                    break
+        else:  # nothing fits here, or all of it was tried: one step back
+            choices.pop()
+            if not chain:
+                return
+            chain.pop()
+            taken[last.pop()] -= 1
+            continue
+        chain.append(name)
+        last.append(k)
+        taken[k] += 1
+        if len(chain) == total:
+            yield list(chain)
+        choices.append(iter(range(len(families))))
+    yield None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -279,8 +280,12 @@ def mlp(d: int, width: int, c: int, *, depth: int = 2, bias: bool = False, activ
         raise OptionError(
             f"expected --depth from 2 to 1000 weight matrices, got {depth:.6g}; the paper uses 2, 3 and 5"
         )
-    layers = tuple(Layer(f"layers.{k}.weight", f"layers.{k}.bias" if bias else None) for k in range(depth))
-    return MLP(widths=(d, *[width] * (depth - 1), c), layers=layers, activation=activation)
+    return MLP(widths=(d, *[width] * (depth - 1), c), layers=_layers(depth, bias), activation=activation)
+
+
+@lru_cache(maxsize=32)  # a plan makes the same network for each of its jobs
+def _layers(depth: int, bias: bool) -> tuple[Layer, ...]:
+    return tuple(Layer(f"layers.{k}.weight", f"layers.{k}.bias" if bias else None) for k in range(depth))
 
 
 def random_features(d: int, width: int, c: int, *, bias: bool = False, activation: str = "relu") -> MLP:
