@@ -32,8 +32,8 @@ MODELS = (
 
 
 def table(folder: Path) -> None:
-    print("| model | training loss | verdict | candidates | called | of them within 0.1 | by truth | ρ | seconds |")
-    print("|" + "---|" * 9)
+    names = "model, training loss, verdict, candidates, called, of them within 0.1, by truth, ρ, guessing, seconds"
+    print("| " + " | ".join(names.split(", ")) + " |\n" + "|" + "---|" * 10)
     for model in MODELS:
         path = folder / model.name.replace(" ", "-").replace(",", "")
         if not (path / "score.json").exists():
@@ -47,7 +47,7 @@ def table(folder: Path) -> None:
         print(
             f"| {model.name} | {loss:.1e} | {audit['verdict']} | {audit['n']} | {called} | "
             f"{right if called else '–'} | {score['recovered']:.0%} of {len(score['errors'])} | "
-            f"{score['rho']:.3f} | {audit['seconds']:.0f} |"
+            f"{score['rho']:.2g} | {score['chance']:.2g} | {audit['seconds']:.0f} |"
         )
 
 

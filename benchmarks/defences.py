@@ -188,6 +188,7 @@ def figure(path: Path, rows: list[dict[str, Any]]) -> None:
     for axes, name in zip(panels, names, strict=False):
         here = [("none", plain)] + [(case.strength, found) for case, found in groups if case.defence == name]
         for values, label, colour, marker in (
+            ([[row["fit"] for row in found] for _, found in here], "fit of the model", "#999999", "^"),
             ([[row["recovered"] for row in found] for _, found in here], "recovered, share", "#0072b2", "o"),
             (
                 [[1.5 if row["rho"] is None else min(row["rho"], 1.5) for row in found] for _, found in here],
@@ -195,19 +196,20 @@ def figure(path: Path, rows: list[dict[str, Any]]) -> None:
                 "#d55e00",
                 "s",
             ),
-            ([[row["fit"] for row in found] for _, found in here], "fit of the model", "#999999", "^"),
         ):
             x = range(len(here))
             axes.plot(x, [statistics.median(some) for some in values], marker=marker, color=colour, label=label)
             axes.fill_between(
                 x, [min(some) for some in values], [max(some) for some in values], color=colour, alpha=0.15
             )
+        guessing = [statistics.median(row["chance"] or 1.0 for row in found) for _, found in here]
+        axes.plot(range(len(here)), guessing, ":", color="#d55e00", linewidth=1, label="ρ of guessing")
         axes.set_xticks(range(len(here)), [strength for strength, _ in here], rotation=35, ha="right")
         axes.set(title=name, ylim=(-0.05, 1.6))
         axes.grid(alpha=0.3)
     for axes in panels[len(names) :]:
         axes.set_axis_off()
-    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     drawn.savefig(path, dpi=110)
 
 

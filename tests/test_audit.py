@@ -10,6 +10,7 @@ import time
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +78,16 @@ def test_an_easy_victim_is_exposed_and_null_victims_are_not() -> None:
     assert done.null_points == 18
     assert done.null_called == 0
     assert len(done.attempts) == 1  # nothing is left to try
+
+
+def test_where_training_biases_what_is_found_no_point_is_called() -> None:
+    victim, _ = easy()
+    done = audit(victim, 6, budget=20.0, device="cpu", biased=True)
+    assert done.best is not None
+    assert done.best.recovered == 0
+    assert done.best.likely == 6
+    assert done.verdict is Verdict.PARTLY
+    assert len(done.attempts) == 1  # nothing is to be gained by more
 
 
 def test_a_null_victim_is_not_exposed() -> None:
@@ -263,12 +274,13 @@ def test_memory_is_kept_by_smaller_paths() -> None:
 def test_a_setting_that_runs_out_of_memory_does_not_end_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     victim, _ = easy()
 
-    def starved(victim: Victim, n: int | None, attack: Projection, **options: object) -> Reconstruction:
+    def starved(victim: Victim, n: int | None, attack: Projection, **options: Any) -> Reconstruction:
         if attack.parameters == "last":
             raise MemoryError
-        return reconstruct(victim, n, attack, device="cpu")
+        return reconstruct(victim, n, attack, **options)
 
     monkeypatch.setattr("recollect.audit.run.reconstruct", starved)
-    done = audit(victim, 6, budget=60.0, device="cpu")
+    monkeypatch.setattr("recollect.audit.run.NULLS", {})  # which take the time that is left
+    done = audit(victim, 6, budget=40.0, device="cpu")
     assert done.attempts[0].ended == "memory was not enough"
     assert done.verdict is Verdict.EXPOSED

@@ -103,7 +103,7 @@ def test_what_a_reader_should_not_do_is_reported(broken: Callable[[Path], None],
         if (folder / "a").read_bytes() == b"1" or broken is leaves:
             broken(folder)
 
-    limits = Limits(seconds=0.2, bytes=2**25, waiting=0.5 if broken is waits else 60.0)
+    limits = Limits(seconds=0.2, bytes=2**25, waiting=3.0 if broken is waits else 60.0)
     tally = fuzz(Reader("broken", make, read), 0, cases=4, limits=limits, keep=tmp_path)
     assert tally.cases == 4
     assert tally.findings

@@ -41,6 +41,11 @@ class History:
     """c; 0 where none was seen."""
     findings: tuple[Finding, ...]
 
+    @property
+    def biased(self) -> bool:
+        """Whether points come out at a distance from the data that their confidence knows nothing of."""
+        return self.decay > _MOSTLY_GONE
+
 
 def history(victim: Victim) -> History:
     """Read off the two checkpoints; what is not seen may still have been there."""
@@ -58,7 +63,8 @@ def history(victim: Victim) -> History:
                 "it was undone, as if every tensor had shrunk alike; where one had not, part of its change is not made "
                 "of gradients"
                 + (
-                    ", and so little is left of the start that points may be called with errors of 0.1 to 0.3"
+                    ", and so little is left of the start that points come out with errors of 0.1 to 0.3: none is "
+                    "called recovered, however firm it is"
                     if decay > _MOSTLY_GONE
                     else ""
                 ),

@@ -21,7 +21,7 @@ import torch
 
 from recollect.audit.forecast import forecast
 from recollect.audit.nulls import NULLS
-from recollect.audit.verdict import Verdict, called, judge, likely, up_to_sign
+from recollect.audit.verdict import UNSURE, Verdict, called, judge, likely, up_to_sign
 from recollect.errors import OptionError, RecollectError
 from recollect.inspection import Inspection, inspect
 from recollect.machine import Machine
@@ -118,6 +118,7 @@ def audit(
     *,
     budget: float = 600.0,
     memory: int | None = None,
+    biased: bool = False,
     seed: int = 0,
     device: torch.device | str = "auto",
     progress: Progress = quiet,
@@ -125,16 +126,19 @@ def audit(
     """Attack within `budget` seconds and `memory` bytes (None: what the machine has).
 
     n None: as many points as the weights suggest. Memory is kept by choosing paths whose estimates fit, not enforced.
+    `biased`: as `History` says; no point is then called.
     """
     if not budget > 0:
         raise OptionError(f"expected a budget of more than no time, got {budget:g} s; give for instance 10m")
     if memory is not None and memory <= 0:
         raise OptionError(f"expected more than no memory, got {memory} bytes; give for instance 8GB")
     with at_most(memory):
-        return _audit(victim, n, budget, seed, choose_device(device), progress)
+        return _audit(victim, n, budget, biased, seed, choose_device(device), progress)
 
 
-def _audit(victim: Victim, n: int | None, budget: float, seed: int, where: torch.device, progress: Progress) -> Audit:
+def _audit(
+    victim: Victim, n: int | None, budget: float, biased: bool, seed: int, where: torch.device, progress: Progress
+) -> Audit:
     began = time.monotonic()
     looked, machine = inspect(victim), Machine.measured(where)
     attempts: list[Attempt] = []
@@ -153,13 +157,13 @@ def _audit(victim: Victim, n: int | None, budget: float, seed: int, where: torch
                 spared = spared if too_slow else setting
                 continue
         now = time.monotonic()
-        attempt = _try(victim, setting, where, progress, now + _SHARE * (left - now))
+        attempt = _try(victim, setting, where, progress, now + _SHARE * (left - now), biased)
         attempts.append(attempt)
         best = attempt if best is None or attempt.rank > best.rank else best
-        if attempt.found is not None and attempt.recovered == len(attempt.found.inputs):
+        if attempt.found is not None and (attempt.likely if biased else attempt.recovered) == len(attempt.found.inputs):
             break
     if best is None and spared is not None:  # an answer rests on an attempt, however little speaks for it
-        best = _try(victim, spared, where, progress, left)
+        best = _try(victim, spared, where, progress, left, biased)
         attempts.append(best)
     nulls: tuple[NullRun, ...] = ()
     if best is not None and best.found is not None and best.found.confidence is not None:
@@ -197,7 +201,14 @@ def _settings(
         yield Setting(name, best.setting.attack, again, seed + start)
 
 
-def _try(victim: Victim, setting: Setting, device: torch.device, progress: Progress, deadline: float) -> Attempt:
+def _try(
+    victim: Victim,
+    setting: Setting,
+    device: torch.device,
+    progress: Progress,
+    deadline: float,
+    biased: bool = False,
+) -> Attempt:
     began = time.monotonic()
     limited = until(deadline, progress)
     try:
@@ -215,6 +226,8 @@ def _try(victim: Victim, setting: Setting, device: torch.device, progress: Progr
     over = found.status is Status.INTERRUPTED
     if over and time.monotonic() < deadline:
         raise KeyboardInterrupt
+    if biased and found.confidence is not None:
+        found = replace(found, confidence=found.confidence.clamp(max=UNSURE))
     ended = "the time was over; the best until then" if over else found.status.value
     return Attempt(setting, found, time.monotonic() - began, ended)
 

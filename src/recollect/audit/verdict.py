@@ -22,6 +22,8 @@ from recollect.stages import UNSETTLED
 CALLED = 0.8
 """Chosen on victims whose data are known and on null victims (`benchmarks/calibration.py`, docs/audit.md)."""
 LIKELY = 0.6
+UNSURE = 0.7
+"""The most confidence there is in points of a victim whose training biases what is found: likely, and never called."""
 FALSE_CALLS = 0.01
 """Of points found in null victims, the share that is called at most."""
 _MANY_FALSE = 0.05

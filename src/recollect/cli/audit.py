@@ -109,6 +109,7 @@ def audit(
         None if n == "auto" else n,
         budget=seconds,
         memory=limit,
+        biased=past.biased,
         seed=seed,
         device=where,
         progress=terminal.progress,

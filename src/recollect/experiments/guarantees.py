@@ -2,7 +2,7 @@
 
 deviation   sup |k_p − k_∞| over draws of the features, and the lemma's ε for the same p and δ
 failure     how often the supremum exceeds ε, and the lemma's δ
-width       the smallest p at which an attack recovers all points, and the theorem's p at the α and α̂ found there
+width       the smallest p at which an attack recovers all points, and the theorem's p
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from recollect.result import Reconstruction
 from recollect.seeds import stream
 from recollect.shapes import Float, Tensor
 from recollect.solve import Status
-from recollect.theory import Lemma, deviation, features, log_C, log_recovery_width, subspace_separation
-from recollect.training import Training, minimum_norm
+from recollect.theory import Lemma, Zonal, deviation, features, log_C, log_recovery_width, subspace_separation
+from recollect.training import ClosedForm, Training, minimum_norm
 
 Row = dict[str, Any]
 DELTA = 0.05
@@ -115,7 +115,7 @@ def _widths(sizes: Sizes) -> Iterator[list[Row]]:
 
 
 def _least_width(sizes: Sizes, d: int, r: int, solver: str, seed: int) -> Row:
-    """The first p of a series at which all points come back; and what the theorem asks for at the α and α̂ there."""
+    """The first p of a series at which all points come back, and what the theorem asks for."""
     row: Row = {"part": "width", "d": d, "r": r, "solver": solver, "seed": seed, "n": sizes.n, "measured": None}
     p = max(4, sizes.n * r // 2)  # n·r unknowns: fewer features would not do
     while p <= 100 * sizes.n * r:
@@ -126,23 +126,27 @@ def _least_width(sizes: Sizes, d: int, r: int, solver: str, seed: int) -> Row:
             p = math.ceil(1.3 * p)
             continue
         if bool((signed_distances(X, found.inputs).min(1).values < _CLOSE * math.sqrt(d)).all()):
-            return {**row, "measured": p, **_promised(done, found, d, r)}
+            return {**row, "measured": p, **_promised(X, r)}
         p = math.ceil(1.3 * p)
     return row
 
 
-def _promised(done: Training, found: Reconstruction, d: int, r: int) -> Row:
-    form = done.closed_form
-    assert form is not None
-    alpha_hat = float(found.coefficients.abs().sum())
-    facts: Row = {"alpha": form.l1, "alpha_hat": alpha_hat, "c": form.c, "separation": form.separation}
+def _promised(X: Float[Tensor, "n d"], r: int) -> Row:
+    """What the theorem asks for at α = K_∞⁻¹y, to which α tends in wide networks, and the best case α̂ = α."""
+    d = X.shape[1]
+    K = torch.from_numpy(Zonal(NAME)((X @ X.T / d).numpy()))
+    form = ClosedForm(torch.linalg.solve(K, _labels(len(X))), float(torch.pdist(X).min()))
+    facts: Row = {"alpha": form.l1, "c": form.c, "separation": form.separation}
     if r in (2, 3):  # where C is worked out
-        tolerance = form.c / (4 * (form.l1 + alpha_hat))
-        log_constant = log_C(NAME, r, subspace_separation(form.separation, d, r), tolerance)
-        given = {"log_C": log_constant, "alpha": form.l1, "alpha_hat": alpha_hat, "c": form.c}
+        log_constant = log_C(NAME, r, subspace_separation(form.separation, d, r), form.c / (8 * form.l1))
+        given = {"log_C": log_constant, "alpha": form.l1, "alpha_hat": form.l1, "c": form.c}
         log_p = log_recovery_width(Lemma(r, 1.0, 1.0), **given, log_delta=math.log(DELTA))
         facts |= {"log10_C": log_constant / math.log(10), "log10_promised": log_p / math.log(10)}
     return facts
+
+
+def _labels(n: int) -> Float[Tensor, "n 1"]:
+    return torch.tensor([[1.0], [-1.0]], dtype=torch.float64).repeat(n, 1)[:n]
 
 
 def _victim(n: int, d: int, r: int, p: int, seed: int) -> tuple[Training, Float[Tensor, "n d"], Float[Tensor, "d r"]]:
@@ -156,8 +160,7 @@ def _victim(n: int, d: int, r: int, p: int, seed: int) -> tuple[Training, Float[
     first = network.layers[0]
     V, b = (one[0] for one in features(1, p, d, seed))
     theta_0 = {first.weight: V, str(first.bias): b, network.last.weight: torch.zeros(1, p, dtype=torch.float64)}
-    y = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).repeat(n, 1)[:n]
-    return minimum_norm(network, theta_0, X, y), X, U
+    return minimum_norm(network, theta_0, X, _labels(n)), X, U
 
 
 def _attack(done: Training, U: Tensor, solver: str, sizes: Sizes, d: int, seed: int) -> Reconstruction:
@@ -203,7 +206,8 @@ def _draw_deviation(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot(widths, promised, "--", color=colour, linewidth=1)
     draws, widths = len({row["seed"] for row in rows}), sorted({row["p"] for row in rows})
     axes.axhline(2.0, color="#777777", linestyle=":", linewidth=1)
-    axes.text(min(row["p"] for row in rows), 2.05, "2M²: always true", fontsize=8, va="bottom", color="#555555")
+    widest = max(row["p"] for row in rows)
+    axes.text(widest, 2.05, "2M²: always true", fontsize=8, ha="right", va="bottom", color="#555555")
     axes.set(
         xscale="log",
         yscale="log",
@@ -235,7 +239,7 @@ def _draw_failure(axes: Axes, rows: Sequence[Row]) -> None:
         title=f"failing, p = {rows[0]['p']}\n{len(values)} draws",
     )
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="lower left")
 
 
 def _draw_widths(axes: Axes, rows: Sequence[Row]) -> None:
@@ -276,7 +280,7 @@ def _draw_widths(axes: Axes, rows: Sequence[Row]) -> None:
         title=f"width that recovers {n} points\nat the top: what the theorem asks for",
     )
     axes.grid(alpha=0.25, axis="y")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.92))
 
 
 def csv_of(rows: Sequence[Row]) -> bytes:
