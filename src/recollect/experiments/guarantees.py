@@ -229,7 +229,7 @@ def _draw_failure(axes: Axes, rows: Sequence[Row]) -> None:
         epsilon = [0.02 * 1.05**k for k in range(120)]
         lemma = [math.exp(min(0.0, Lemma(d, 1.0, 1.0).log_delta(p, math.log(one)))) for one in epsilon]
         shown = [(one, value) for one, value in zip(epsilon, lemma, strict=True) if value > 1e-4]
-        axes.plot(*zip(*shown, strict=True), "--", color=colour, linewidth=1, label=f"d = {d}: the lemma's δ")
+        axes.plot(*zip(*shown, strict=True), "--", color=colour, linewidth=1, label=f"d = {d}: lemma")
     axes.set(
         xscale="log",
         yscale="log",
