@@ -40,7 +40,7 @@ class Verdict(Enum):
 
 ANSWERS = {
     Verdict.EXPOSED: "Training data can be read out of these weights.",
-    Verdict.PARTLY: "Some training data can be read out of these weights.",
+    Verdict.PARTLY: "Some training data can be read out of these weights, closely or roughly.",
     Verdict.NOT_FOUND: "No training data were found in these weights, by this method and in this time.",
     Verdict.UNKNOWN: "This audit cannot tell.",
 }
