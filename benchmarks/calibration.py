@@ -25,7 +25,7 @@ from recollect import Projection, Subspace, reconstruct
 from recollect.audit.nulls import NULLS
 from recollect.audit.verdict import up_to_sign
 from recollect.errors import RecollectError
-from recollect.match import signed_distances, unsigned_distances
+from recollect.metrics import evaluate
 from recollect.problem import RecollectWarning
 from recollect.recipe import Recipe
 from recollect.subspace import spectrum
@@ -56,11 +56,8 @@ def points(recipe: Row, parameters: str, null: str | None) -> list[dict[str, flo
         victim = NULLS[null](victim, made.seed)
     found = reconstruct(victim, n, Projection(parameters=parameters, space=Subspace(rank=rank)), seed=made.seed)
     assert found.confidence is not None
-    X, Z = data.inputs.double(), found.inputs.double()
-    if not found.norms_identifiable:
-        X, Z = (points / points.norm(dim=1, keepdim=True).clamp_min(1e-300) for points in (X, Z))
-    distances = unsigned_distances if up_to_sign(found) else signed_distances
-    closest = (distances(X, Z) / X.norm(dim=1)[:, None]).min(0).values
+    score = evaluate(found, data.inputs)
+    closest = score.closest_up_to_sign if up_to_sign(found) else score.closest
     known = zip(found.confidence.tolist(), closest.tolist(), strict=True)
     return [{"confidence": round(sure, 4), "error": round(error, 4)} for sure, error in known]
 

@@ -12,7 +12,6 @@ import torch
 from sklearn.datasets import load_digits, load_sample_images
 from torch import nn
 
-from recollect.match import signed_distances
 from recollect.metrics import evaluate
 from recollect.records import read_reconstruction
 from recollect.truth import read_truth
@@ -122,15 +121,11 @@ def score_of(folder: Path) -> None:
     """What the truth says of an audit, which has not seen it."""
     found, truth = read_reconstruction(folder / "audit"), read_truth(folder / "inputs.npz").inputs
     score = evaluate(found, truth)
-    X, Z = truth.double(), found.inputs.double()
-    if not found.norms_identifiable:
-        X, Z = (points / points.norm(dim=1, keepdim=True).clamp_min(1e-300) for points in (X, Z))
-    closest = (signed_distances(X, Z) / X.norm(dim=1)[:, None]).min(0).values
     content = {
         "rho": score.rho,
         "recovered": score.recovered,
         "chance": score.chance["span"],
         "errors": [min(error, 1e9) for error in score.errors.tolist()],
-        "closest": closest.tolist(),
+        "closest": score.closest.tolist(),
     }
     (folder / "score.json").write_text(json.dumps(content))

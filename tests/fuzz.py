@@ -41,7 +41,6 @@ import numpy as np
 import torch
 from cases import Memory, small_mlp
 from hostile import (
-    HOSTILE_PICKLES,
     NUMBERS,
     TEXTS,
     Call,
@@ -49,6 +48,7 @@ from hostile import (
     Random,
     Stored,
     damaged,
+    hostile_pickle,
     json_text,
     odd,
     odd_json,
@@ -227,7 +227,7 @@ def _data_cifar(rng: Random) -> Case:
     if kind < 4:
         return {place: pickled(_odd_batch(rng), rng.choice((2, 3, 4, 5)))}
     if kind < 6:
-        return {place: rng.choice(HOSTILE_PICKLES)}
+        return {place: hostile_pickle(rng)}
     whole = rng.choice(_cifar_pickles())
     return {place: damaged(rng, whole) if kind < 7 else odd_pickle(rng, whole)}
 
@@ -635,20 +635,16 @@ def _in_a_child(
     os.close(sink)
     stuck = ended = False
     try:
-        with os.fdopen(source, "rb") as lines:
-            while True:
-                stuck = not select.select([lines], [], [], limits.waiting)[0]
-                if stuck:
-                    break
-                line = lines.readline()  # a line is written at once, so that it is there whole
-                if not line:
-                    break
-                told = json.loads(line)
-                if told is None:
-                    ended = True
-                else:
-                    yield told[0], told[1]
+        for line in _lines(source, limits.waiting):
+            told = json.loads(line)
+            if told is None:
+                ended = True
+            else:
+                yield told[0], told[1]
+    except TimeoutError:
+        stuck = True
     finally:
+        os.close(source)
         if stuck or sys.exc_info()[0] is not None:
             os.kill(child, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -663,6 +659,22 @@ def _in_a_child(
         raise RuntimeError(f"the fuzzer itself failed: {detail}")
     elif not ended:
         yield f"the process ended with status {status}", detail
+
+
+def _lines(source: int, waiting: float) -> Iterator[bytes]:
+    """The lines of a pipe. TimeoutError where one is waited for in vain, and not while others lie unread: those that
+    came with an earlier one are kept here, and `select` does not see them."""
+    held = b""
+    while True:
+        while b"\n" in held:
+            line, _, held = held.partition(b"\n")
+            yield line
+        if not select.select([source], [], [], waiting)[0]:
+            raise TimeoutError
+        piece = os.read(source, 2**16)
+        if not piece:
+            return
+        held += piece
 
 
 def _cases_here(

@@ -459,7 +459,7 @@ def _literal(value: int) -> bytes:
 
 
 # fmt: off
-HOSTILE_PICKLES = (
+_HOSTILE_PICKLES = (
     b"cos\nsystem\n(S'touch ran'\ntR.", b"cposix\nsystem\nX\x09\x00\x00\x00touch ran\x85R.",
     b'cbuiltins\neval\n(S\'open("ran","w")\'\ntR.', b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x09touch ran\x85R.",
     b"(S'touch ran'\nios\nsystem\n.", b"(cos\nsystem\nS'touch ran'\no.",
@@ -489,6 +489,59 @@ _SNIPPETS = (
     b"G\x7f\xf0\x00\x00\x00\x00\x00\x00", b".",
 )
 # fmt: on
+
+
+_CALLED = (
+    *("_codecs encode", "collections OrderedDict", "collections Counter", "collections defaultdict", "torch Size"),
+    *("torch device", "torch Tensor", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"),
+    *("torch._tensor _rebuild_from_type_v2", "argparse Namespace", "pathlib PosixPath", "datetime datetime"),
+    *("numpy dtype", "numpy ndarray", "numpy.core.multiarray _reconstruct", "numpy._core.multiarray scalar"),
+    *(f"__builtin__ {name}" for name in ("bytearray", "bytes", "dict", "frozenset", "list", "set", "slice", "str")),
+)
+
+
+def hostile_pickle(rng: Random) -> bytes:
+    return rng.choice(_HOSTILE_PICKLES) if rng.random() < 0.6 else much_from_little(rng)
+
+
+def much_from_little(rng: Random) -> bytes:
+    """A long value that is written once and used again and again: its length, times how often it is used, is far more
+    than the file."""
+    length, uses = 10_000, rng.choice((4000, 6000))
+    text = b"X" + struct.pack("<I", 20 * length) + b"a" * (20 * length)
+    each = [b"J" + struct.pack("<I", k) for k in range(length)]
+    numbers, pairs = b"(" + b"".join(each), b"(" + b"".join(one + b"K\x02\x86" for one in each) + b"l"
+    same_pair = b"K\x01K\x02\x86q\x07(" + b"h\x07" * length + b"l"
+    values = (text, b"B" + text[1:], numbers + b"l", numbers + b"t", numbers + b"d", pairs, same_pair)
+    call, encode = b"h\x00h\x01\x85R", b"h\x00h\x01h\x02\x86R"
+    name, value, use = rng.choice(
+        (
+            ("_codecs encode", text, encode),
+            ("_codecs encode", text, b"}" + encode + b"Ns"),
+            ("collections OrderedDict", pairs, call),
+            ("collections OrderedDict", same_pair, call),
+            ("collections OrderedDict", b"(" + numbers + b"tl", call),
+            ("_codecs encode", text + b"q\x03" + text, b"}h\x03Nsh\x01Ns"),  # equal keys that are not the same
+            ("_codecs encode", rng.choice(values), b"J%sh\x01"),  # a dictionary of which each value is the same
+            *[(rng.choice(_CALLED), rng.choice(values), rng.choice((call, encode, *_USES)))] * 5,
+        )
+    )
+    start = b"\x80\x02(c" + name.replace(" ", "\n").encode() + b"\nq\x00" + value
+    start += b"q\x01X\x06\x00\x00\x00latin1q\x02("
+    if b"%s" in use:
+        return start + b"".join(use.replace(b"%s", struct.pack("<I", k)) for k in range(uses)) + b"d."
+    return start + (use + rng.choice((b"", b"0"))) * uses + rng.choice((b"t.", b"l."))
+
+
+_USES = (
+    b"h\x00h\x01h\x01h\x01\x87R",
+    b"h\x00)Rh\x01b",
+    b"h\x00)R}h\x01h\x01sb",
+    b"h\x00h\x01\x81",
+    b"}h\x01Ns",
+    b"h\x01Q",
+    b"h\x01h\x01\x93",
+)
 
 
 def odd_pickle(rng: Random, whole: bytes) -> bytes:
@@ -650,7 +703,7 @@ def odd_torch(rng: Random, tensors: Sequence[Packed]) -> bytes:
         )
         return _torch_bytes(odd_pickle(rng, code), tensors, legacy)
     if kind < 14:
-        hostile = rng.choice(HOSTILE_PICKLES)
+        hostile = hostile_pickle(rng)
         return rng.choice((hostile, _torch_bytes(hostile, tensors, legacy)))
     if kind < 16:
         return odd_directory(rng, torch_file(tensors, wrapper=wrapper))
@@ -667,6 +720,10 @@ def odd_torch(rng: Random, tensors: Sequence[Packed]) -> bytes:
         one = Packed("a.weight", "F32", (2**14, 2**14), b"")
         # The member of the bomb is the storage; the pickle is put before it.
         return _with_bomb(pickled({"a.weight": _rebuilt(None, replace(one, raw=bytes(2**20)), "0")}))
+    if kind == 18 and rng.random() < 0.3:  # many names for one large dictionary
+        call = _rebuilt(None, tensors[0], "0")
+        inner = {f"{k}.weight": call for k in range(3000)}
+        return _torch_bytes(pickled({f"{k}": inner for k in range(20_000)}), tensors[:1], legacy)
     if kind == 18:  # many tensors that are one storage
         one = tensors[0]
         code = pickled({f"{k}.weight": _rebuilt(None, one, "0") for k in range(_POINTS_AT_ONE)})

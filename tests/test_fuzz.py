@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fuzz import READERS, Limits, Reader, case_of, fuzz, main
+from fuzz import READERS, Limits, Reader, Tally, case_of, fuzz, main
 from hostile import Random
 
 from recollect.errors import FileError
@@ -114,6 +114,29 @@ def test_what_a_reader_should_not_do_is_reported(broken: Callable[[Path], None],
     if broken is not leaves:
         assert {case_of(Reader("broken", make, read), 0, one.case)["a"] for one in tally.findings} == {b"1"}
         assert tally.accepted
+
+
+def test_no_case_is_blamed_for_a_later_one(tmp_path: Path) -> None:
+    """The parent is busy until the last case hangs: what came of the others lies in the pipe, all of it at once."""
+    source, sink = os.pipe()
+
+    def make(rng: Random) -> dict[str, bytes]:
+        return {"a": rng.randbytes(8)}
+
+    last = case_of(Reader("late", make, waits), 0, 5)["a"]
+
+    def read(folder: Path) -> None:
+        if (folder / "a").read_bytes() == last:
+            os.write(sink, b"x")
+            time.sleep(60)
+
+    def progress(tally: Tally) -> None:
+        if tally.cases == 1:
+            os.read(source, 1)
+
+    tally = fuzz(Reader("late", make, read), 0, cases=6, limits=Limits(waiting=1.0), progress=progress)
+    assert tally.accepted == 5
+    assert [(finding.case, finding.what) for finding in tally.findings] == [(5, "waited for more than 1 s")]
 
 
 def test_what_promises_to_raise_nothing_may_not_refuse_either() -> None:

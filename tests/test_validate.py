@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from recollect.victim import checkpoint
 from recollect.victim.validate import Severity, Validation, validate
 
 State = dict[str, torch.Tensor]
@@ -50,7 +51,7 @@ def test_all_reasons_come_at_once(tmp_path: Path) -> None:
     found = checked(tmp_path, before, after)
     assert found.victim is None
     text = "\n".join(map(str, found.findings))
-    for reason in ("LoRA", "NaN", "quantised", "extra only before training", "[3, 30] before and [3, 31] after"):
+    for reason in ("LoRA", "NaN", "quantised", "extra only before training", "[30] before and [30] int8 after"):
         assert reason in text
     assert all(finding.remedy and finding.consequence for finding in found.findings)
 
@@ -111,6 +112,56 @@ def test_an_optimiser_beside_the_weights(tmp_path: Path) -> None:
     before = state(exp_avg=torch.ones(3, 3, 3))
     found = checked(tmp_path, before, moved(before))
     assert any("running averages" in finding.seen for finding in found.findings)
+
+
+def trained_by(optimiser: torch.optim.Optimizer, model: nn.Module) -> State:
+    model(torch.ones(2, 8)).sum().backward()
+    optimiser.step()
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "Adamax", "RMSprop", "momentum", "SGD"])
+def test_an_optimiser_in_the_same_file(tmp_path: Path, name: str) -> None:
+    """Momentum stays a sum of gradients, so that it is none of a person's worries."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 30), nn.ReLU(), nn.Linear(30, 3))
+    made = {"momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "SGD": lambda p: torch.optim.SGD(p, 0.1)}
+    optimiser = made.get(name, getattr(torch.optim, name, None))(model.parameters())
+    torch.save({"model": model.state_dict()}, tmp_path / "init.pt")
+    after = trained_by(optimiser, model)
+    torch.save({"epoch": 1, "model": after, "states": [optimiser.state_dict()]}, tmp_path / "trained.pt")
+    found = validate(tmp_path / "init.pt", tmp_path / "trained.pt")
+    assert found.victim is not None
+    seen = [finding.seen for finding in found.findings]
+    assert seen == ([] if name in ("momentum", "SGD") else ["an optimiser's running averages lie beside the weights"])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls it deprecated
+def test_a_quantised_model_is_called_that(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 30), nn.ReLU(), nn.Linear(30, 3))
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    found = checked(tmp_path, model.state_dict(), quantised.state_dict())
+    assert found.victim is None
+    assert found.findings[0].seen == "the weights are quantised"
+    assert not any(finding.severity is Severity.UNREADABLE for finding in found.findings)
+
+
+def test_counters_and_masks_are_not_called_quantised(tmp_path: Path) -> None:
+    before = state(n_averaged=torch.tensor(0), position_ids=torch.arange(5)[None], mask=torch.ones(3) > 0)
+    found = checked(tmp_path, before, {**moved(before), "n_averaged": torch.tensor(7)})
+    assert found.findings == ()
+    assert found.victim is not None
+    assert found.victim.network.depth == 2
+    other = {**moved(before), "n_averaged": torch.tensor(7.0)}
+    assert "n_averaged [] int64 before and [] after" in str(checked(tmp_path, before, other).findings[0])
+
+
+def test_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    real = checkpoint.open_torch_file
+    monkeypatch.setattr(checkpoint, "open_torch_file", lambda path: opened.append(path) or real(path))
+    assert checked(tmp_path, state(), moved(state())).victim is not None
+    assert opened == [tmp_path / "init.pt", tmp_path / "trained.pt"]
 
 
 def test_names_that_would_write_to_a_terminal_are_not_repeated(tmp_path: Path) -> None:

@@ -33,7 +33,10 @@ _WRITER = hashlib.sha256(platform.node().encode()).hexdigest()[:8] + "-"
 
 
 def write_files(contents: Mapping[Path, bytes]) -> None:
-    """Write several files, all or none: each beside its target and to the disk first, and only then the renames."""
+    """Write several files: each beside its target and to the disk first, and then, one by one, the renames.
+
+    If one cannot be written, no target is touched. Between the renames a crash leaves new files beside old ones.
+    """
     staged: dict[Path, str] = {}
     made = [folder for path in contents for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     try:
@@ -73,7 +76,7 @@ def _abandoned(temporary: Path) -> bool:
     """Whether its writer was killed: not alive on this machine, or, on another, not heard of for a day."""
     host, _, rest = temporary.name.rpartition(_TEMPORARY)[2].partition("-")
     writer = rest.partition("-")[0]
-    if f"{host}-" == _WRITER and writer.isdigit():
+    if f"{host}-" == _WRITER and writer.isdecimal():
         try:
             os.kill(int(writer), 0)
         except ProcessLookupError:
@@ -82,7 +85,7 @@ def _abandoned(temporary: Path) -> bool:
             return False
         return False
     try:
-        return not writer.isdigit() or time.time() - temporary.stat().st_mtime > 86_400
+        return not writer.isdecimal() or time.time() - temporary.stat().st_mtime > 86_400
     except OSError:
         return False
 

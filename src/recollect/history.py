@@ -25,6 +25,8 @@ _DECAY_COSINE = 0.5
 """Between −ΔW_1 and W_1⁰ outside the data: 0.97 and more with decay, below 0.05 for all else that was tried."""
 _MOSTLY_GONE = 0.5
 """Of θ0. At c = 0.22 points come back as they do without decay, at 0.92 with a bias that no confidence sees."""
+_ALL_GONE = 0.95
+"""Of θ0: where a θ0 of another run is subtracted, all of it seems to be gone."""
 _RELATED = 0.5
 _FAR = 0.5
 _FLAT = 0.3
@@ -40,6 +42,8 @@ class History:
     decay: float
     """c; 0 where none was seen."""
     findings: tuple[Finding, ...]
+    fits: bool = True
+    """Whether Δθ can be a combination of gradients at its ends; if not, what is not found tells nothing."""
 
     @property
     def biased(self) -> bool:
@@ -51,11 +55,13 @@ def history(victim: Victim) -> History:
     """Read off the two checkpoints; what is not seen may still have been there."""
     if victim.theta_0 is None:
         return History(0.0, ())
-    findings, related = _relation(victim)
-    if not related:
-        return History(0.0, tuple(findings))
     decay = weight_decay(victim)
+    decay = 0.0 if decay > _ALL_GONE else decay
+    findings, related = _relation(victim)
+    if not (decay or related):
+        return History(0.0, tuple(findings), fits=False)
     if decay:
+        findings = findings if related else []
         findings.append(
             Finding(
                 Severity.LIMITS,
@@ -82,8 +88,8 @@ def history(victim: Victim) -> History:
                 "if the weights before rounding exist, audit those too: they tell more",
             )
         )
-    findings += _outside(victim, named=bool(grid))
-    return History(decay, tuple(findings))
+    beside, fits = _outside(victim, named=bool(grid))
+    return History(decay, (*findings, *beside), fits)
 
 
 def undecayed(victim: Victim, decay: float) -> Victim:
@@ -132,8 +138,8 @@ def _relation(victim: Victim) -> tuple[list[Finding], bool]:
             Finding(
                 Severity.LIMITS,
                 f"the two checkpoints have little in common (cosine {cosine:.2f})",
-                "the one is not where the training of the other started, or training went far beyond what its "
-                "gradients at either end explain",
+                "the one is not where the training of the other started, or training (or weight decay) went far beyond "
+                "what its gradients at either end explain",
                 "give the checkpoint from before the first step",
             )
         ]
@@ -170,12 +176,12 @@ def _values(tensor: Tensor) -> int:
     return 1 + int((ordered[1:] != ordered[:-1]).sum())
 
 
-def _outside(victim: Victim, *, named: bool) -> list[Finding]:
-    """What lies beside the data in ΔW_1."""
+def _outside(victim: Victim, *, named: bool) -> tuple[list[Finding], bool]:
+    """What lies beside the data in ΔW_1, and whether the method fits what made it."""
     try:
         found = spectrum(victim)
     except VictimError:
-        return []
+        return [], True
     delta = victim.delta_W1()
     assert delta is not None
     assert victim.network.first is not None
@@ -183,8 +189,8 @@ def _outside(victim: Victim, *, named: bool) -> list[Finding]:
     floor = rounding(victim.theta_f[victim.network.first.weight])
     if sigma and sigma * (math.sqrt(delta.shape[0]) + math.sqrt(delta.shape[1])) > ROUNDINGS * floor:
         if named:
-            return []
-        return [
+            return [], True
+        noise = [
             Finding(
                 Severity.LIMITS,
                 f"the first layer's change holds noise of {sigma:.1e} in every entry",
@@ -193,13 +199,14 @@ def _outside(victim: Victim, *, named: bool) -> list[Finding]:
                 "nothing to do: noise is a defence, and this audit says how far it goes",
             )
         ]
+        return noise, True
     if found.found and found.rank < min(delta.shape) // 2:
-        return []
+        return [], True
     entries = delta[:, delta.any(0)]
     entries = entries[entries.any(1)]
     even = float(entries.abs().mean().square() / entries.square().mean())
     if even > _EVEN:
-        return [
+        rescaled = [
             Finding(
                 Severity.LIMITS,
                 f"the entries of the first layer's change are more alike in size than gradients are ({even:.2f}, "
@@ -209,7 +216,8 @@ def _outside(victim: Victim, *, named: bool) -> list[Finding]:
                 "expect little, and do not take a failure for safety",
             )
         ]
-    return []
+        return rescaled, False
+    return [], True
 
 
 def _noise(delta: Float[Tensor, "p d"], found: Spectrum) -> float:

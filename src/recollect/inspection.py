@@ -94,7 +94,8 @@ def _expectations(victim: Victim, found: Spectrum | None, missing: str | None, s
             "in training blurs the subspace"
         )
     else:
-        said.append(f"the spectrum of ΔW1 has a clear gap ({found.gap:.3g}×): the data span {found.rank} directions")
+        gap = f"{found.gap:,.0f}" if 100 <= found.gap < 1e6 else f"{found.gap:.2g}"
+        said.append(f"the spectrum of ΔW1 has a clear gap ({gap}×): the data span {found.rank} directions")
     if victim.network.homogeneous:
         said.append("the network is positively homogeneous: directions can be found, norms cannot")
     else:

@@ -12,6 +12,15 @@ import torch
 _LIMIT: ContextVar[int | None] = ContextVar("memory limit", default=None)
 
 
+def spoken(size: int | float) -> str:
+    """A size as people say it: 17 MB, 1.2 GB."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.2g} {unit}" if size < 10 else f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:,.0f} TB"
+
+
 def total_memory(device: torch.device) -> int:
     """All the machine has, or the limit that `at_most` set."""
     there = _there(device)
@@ -33,3 +42,10 @@ def at_most(bytes: int | None) -> Iterator[None]:
         yield
     finally:
         _LIMIT.reset(token)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python, CUDA and torch's allocator on the CPU each say it in their own way; the last as a plain RuntimeError."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("alloc", "overflow"))

@@ -36,6 +36,9 @@ class Score:
     errors: Float[Tensor, " n"]
     """For each true point the signed error of its match; infinite where it has none."""
     errors_up_to_sign: Float[Tensor, " n"]
+    closest: Float[Tensor, " m"]
+    """For each reconstruction its signed distance to the closest true point, over that one's norm."""
+    closest_up_to_sign: Float[Tensor, " m"]
     matching: Matching
     recovered: float
     missed: int
@@ -76,7 +79,8 @@ def evaluate(found: Found, truth: Float[Tensor, "n d"], *, seed: int = 0) -> Sco
     units = _norms(X)
     signed = signed_distances(X, X_hat) / units
     matching = match(signed)
-    unsigned = match(unsigned_distances(X, X_hat) / units)
+    either = unsigned_distances(X, X_hat) / units
+    unsigned = match(either)
     errors = torch.full((len(X),), torch.inf, dtype=torch.float64)
     errors_up_to_sign = errors.clone()
     errors[matching.truth] = matching.distances
@@ -85,6 +89,8 @@ def evaluate(found: Found, truth: Float[Tensor, "n d"], *, seed: int = 0) -> Sco
         rho=float(matching.distances.mean()),
         rho_up_to_sign=float(unsigned.distances.mean()),
         rho_closest=float(signed.min(dim=0).values.mean()),
+        closest=signed.min(dim=0).values,
+        closest_up_to_sign=either.min(dim=0).values,
         errors=errors,
         errors_up_to_sign=errors_up_to_sign,
         matching=matching,

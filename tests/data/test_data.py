@@ -296,10 +296,14 @@ def test_folders_of_images(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "good" / "a", tmp_path / "flat")
     (tmp_path / "flat" / "notes").mkdir()
     assert load_dataset(str(tmp_path / "flat"), 2).targets.tolist() == [[1], [1]]
-    Image.fromarray(np.zeros((5, 5, 3), np.uint8)).save(tmp_path / "good" / "b" / "3.png")
-    with pytest.raises(DataError, match="one size"):
+    (tmp_path / "good" / "b" / "3.png").write_bytes(b"not needed")
+    assert torch.equal(load_dataset(str(tmp_path / "good"), 4).inputs, data.inputs)
+    with pytest.raises(OptionError, match="class 0"):
+        load_dataset(str(tmp_path / "good"), 6)
+    Image.fromarray(np.zeros((5, 5, 3), np.uint8)).save(tmp_path / "good" / "b" / "2.png")
+    with pytest.raises(DataError, match=r"got 5×5 in 2\.png after 7×9"):
         load_dataset(str(tmp_path / "good"), 4)
-    (tmp_path / "good" / "b" / "3.png").write_bytes(b"no image")
+    (tmp_path / "good" / "b" / "2.png").write_bytes(b"no image")
     with pytest.raises(DataError, match="expected an image"):
         load_dataset(str(tmp_path / "good"), 4)
     (tmp_path / "empty").mkdir()
@@ -310,7 +314,11 @@ def test_folders_of_images(tmp_path: Path) -> None:
 def test_hostile_images(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.new("1", (3000, 3000)).save(path)  # a kilobyte
-    with pytest.raises(DataError, match="pixels"):
+    with pytest.raises(DataError, match="27000000"):
+        load_dataset(str(tmp_path), 1)
+    with path.open("wb") as stream:
+        stream.truncate(2**27)
+    with pytest.raises(DataError, match="128 MiB"):
         load_dataset(str(tmp_path), 1)
     Image.new("RGB", (9, 7)).save(path, "EPS")  # a program, whatever it is called
     with pytest.raises(DataError, match="cannot identify"):
@@ -321,6 +329,19 @@ def test_hostile_images(tmp_path: Path) -> None:
     path.write_bytes(whole[:place] + b"\x7f\xff\xff\xff" + whole[place + 4 :])  # a chunk of two gigabytes, it says
     tracemalloc.start()
     load_dataset(str(tmp_path), 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**24
+
+
+def test_small_images_of_many_pixels_are_not_all_unpacked(tmp_path: Path) -> None:
+    for k in range(8):
+        Image.new("1", (1100, 1000)).save(tmp_path / f"{k}.png")
+    with pytest.raises(DataError, match=r"at most 16 MiB of pixels in \S+, got 25 MiB"):
+        load_dataset(str(tmp_path), 8)
+    tracemalloc.start()
+    with pytest.raises(DataError, match="single colour"):
+        load_dataset(str(tmp_path), 1)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2**24

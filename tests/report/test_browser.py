@@ -24,6 +24,7 @@ from test_report import FACTS, record
 
 from recollect.audit import ANSWERS, Attempt, Audit, NullRun, Setting, Verdict
 from recollect.data import load_dataset
+from recollect.history import History
 from recollect.inspection import inspect
 from recollect.match import Matching
 from recollect.metrics import Score, evaluate
@@ -267,18 +268,25 @@ def audited(inputs: Tensor, sure: Tensor, said: str = "") -> Audit:
         singular_values=None,
         confidence=sure,
     )
-    setting = Setting(f"last layer, n = rank of ΔW1{said}", Projection(), len(inputs), 0)
+    victim = perturbed(mlp(6, 40, 1, depth=3), 0)
+    setting = Setting(f"last layer, n = rank of ΔW1{said}", victim, Projection(), len(inputs), 0)
     best = Attempt(setting, found, 12.0, found.status.value)
     failed = Attempt(replace(setting, name="all layers, n given"), None, 3.0, f"expected less, got {LONG}{said}")
     long = Attempt(replace(setting, name="last layer, n = 12, random start 2"), found, 4e3, Status.ITERATIONS.value)
-    looked = inspect(perturbed(mlp(6, 40, 1, depth=3), 0))
+    looked = inspect(victim)
     looked = replace(
         looked,
         description=f"{looked.description}{said}",
         expectations=(*looked.expectations, f"the data span 12 directions{said}"),
     )
-    nulls = (NullRun("shuffled", 12, 0, 0, 3.0), NullRun("wrong start", 12, 1, 1, 3.0))
-    return Audit(Verdict.PARTLY, looked, (best, failed, long), best, nulls, 60.0)
+    nulls = (NullRun("shuffled", 12, 0, 0, 3.0, True), NullRun("wrong start", 12, 1, 1, 3.0, False))
+    return Audit(Verdict.PARTLY, History(0.0, ()), looked, (best, failed, long), best, nulls, 60.0)
+
+
+def subject(said: str = "") -> dict[str, Any]:
+    """What a report says was audited."""
+    files = [{"name": f"{said}{LONG}.pt", "sha256": "0123456789abcdef" * 4}]
+    return {"date": "2026-01-31", "files": files, "options": {"n": "auto", "model": f"{LONG}{said}", "memory": None}}
 
 
 def drawn(n: int, d: int) -> Tensor:
@@ -290,7 +298,8 @@ def many() -> tuple[Audit, Record, Truth, Score]:
     X, errors, index = drawn(MANY, 3 * 32 * 32), torch.linspace(0.01, 1.3, MANY).double(), torch.arange(MANY)
     matching = Matching(index, index, errors)
     chance = {"span": 1.1, "span_recovered": 0.0}
-    score = Score(0.6, 0.6, 0.6, errors, errors, matching, float((errors < 0.1).double().mean()), 0, 0, chance)
+    share = float((errors < 0.1).double().mean())
+    score = Score(0.6, 0.6, 0.6, errors, errors, errors, errors, matching, share, 0, 0, chance)
     sure = errors.flip(0).clamp(max=1)
     long = torch.logspace(0, -9, 20_000) * (1 + 0.5 * torch.rand(20_000, generator=torch.Generator().manual_seed(0)))
     found = replace(record(X), confidence=sure, trace=long, singular_values=torch.logspace(0, -9, 3000).double())
@@ -318,13 +327,15 @@ def made_up() -> dict[str, str]:
     poisoned = replace(found, facts={**FACTS, **told, "stages": [stage]})
     crowd, crowded, all_true, all_scored = many()
     return {
-        "audit": render_audit(done, LIMITS, Verdict.PARTLY, found),
+        "audit": render_audit(done, LIMITS, Verdict.PARTLY, found, subject=subject()),
         "audit-scored": render_audit(done, LIMITS, Verdict.EXPOSED, found, truth, score),
         "audit-points": render_audit(
             audited(points, sure[:5]), (), Verdict.NOT_FOUND, replace(record(points), confidence=sure[:5])
         ),
         "audit-stopped": render_audit(None, STOPS, Verdict.UNKNOWN),
-        "audit-hostile": render_audit(audited(X, sure, said), attacked, Verdict.PARTLY, poisoned, truth, score),
+        "audit-hostile": render_audit(
+            audited(X, sure, said), attacked, Verdict.PARTLY, poisoned, truth, score, subject(said)
+        ),
         "audit-many": render_audit(crowd, LIMITS, Verdict.PARTLY, crowded),
         "audit-many-scored": render_audit(crowd, LIMITS, Verdict.PARTLY, crowded, all_true, all_scored),
         "report": render(found, truth, score),

@@ -57,8 +57,19 @@ def test_names_without_numbers_are_ordered_by_shape() -> None:
     with pytest.raises(CheckpointError, match="several orders"):
         infer_network(ambiguous)
     hostile = {f"{chr(97 + k)}.weight": torch.ones(3, 3) for k in range(25)} | {"z.weight": torch.ones(5, 7)}
-    with pytest.raises(CheckpointError, match="no order"):
+    with pytest.raises(CheckpointError, match="26 different names are too many"):
         infer_network(hostile)  # at once, not after 25! tries
+
+
+def test_counters_are_no_layers() -> None:
+    plain = {"0.weight": torch.ones(4, 8), "1.weight": torch.ones(2, 4)}
+    counted = {**plain, "n_averaged": torch.tensor(3), "position_ids": torch.arange(4)[None]}
+    assert infer_network(counted) == infer_network(plain)
+    for name, other in {"scale": torch.tensor(1.5), "2.weight": torch.ones(0, 2)}.items():
+        with pytest.raises(CheckpointError, match=f"plain MLP, got {name}"):
+            infer_network({**plain, name: other})
+    with pytest.raises(CheckpointError, match="random features"):
+        infer_network({"V": torch.ones(0, 3), "theta": torch.ones(1, 0)})
 
 
 def test_what_is_no_mlp_is_refused_by_name() -> None:

@@ -2,7 +2,7 @@
 
 from recollect.audit.forecast import Forecast, outlook
 from recollect.audit.run import Attempt, Audit, NullRun, Setting, audit
-from recollect.audit.verdict import ANSWERS, CALLED, Verdict, judge
+from recollect.audit.verdict import ANSWERS, CALLED, Verdict, caveats, judge, judge_by_truth
 
 __all__ = [
     "ANSWERS",
@@ -14,6 +14,8 @@ __all__ = [
     "Setting",
     "Verdict",
     "audit",
+    "caveats",
     "judge",
+    "judge_by_truth",
     "outlook",
 ]

@@ -13,7 +13,7 @@ import torch
 
 from recollect.inspection import Inspection
 from recollect.machine import Machine
-from recollect.memory import total_memory
+from recollect.memory import spoken, total_memory
 from recollect.options import FullSpace, Projection, Subspace
 from recollect.problem import Problem, uses_gradient_descent
 from recollect.solve import GradientDescent
@@ -42,12 +42,15 @@ class Forecast:
     bytes: int
     against: str
     """Why it is not worth trying; empty where it is."""
+    fits: bool
+    """Into memory."""
 
     def too_slow(self, left: float) -> str:
         """Why it is not worth starting with so many seconds left; empty where it is."""
         if self.step_seconds <= _OF_WHAT_IS_LEFT * left:
             return ""
-        return f"a single step of {self.n} points would take about {self.step_seconds:.0f} s"
+        step = f"a single step of {self.n} points takes about {self.step_seconds:.2g} s"
+        return f"{step}, and {max(left, 0):.2g} s are left"
 
 
 def outlook(victim: Victim, looked: Inspection, n: int, machine: Machine) -> tuple[Forecast, ...]:
@@ -81,5 +84,5 @@ def forecast(victim: Victim, attack: Projection, n: int, machine: Machine) -> Fo
     if unknowns > equations:
         against = f"{equations} equations for {unknowns} unknowns: any points would do"
     elif needed > memory:
-        against = f"about {needed / 1e9:.2g} GB would be needed, and {memory / 1e9:.2g} GB may be used"
-    return Forecast(attack.parameters, n, equations, unknowns, steps * step, step, needed, against)
+        against = f"about {spoken(needed)} would be needed, and {spoken(memory)} may be used"
+    return Forecast(attack.parameters, n, equations, unknowns, steps * step, step, needed, against, needed <= memory)

@@ -1,6 +1,7 @@
 """An audit: settings tried one after the other within a time budget, then the best of them on null victims.
 
 1. The last layer alone with n = rank ΔW_1: the cheapest, and fewer examples than inputs have almost always that rank.
+   Where nobody said which activation the network has and ReLU fails, the same with others.
 2. All layers with as many points.
 3. The last layer with n from the residual, for more examples than that; and all layers with the n it finds.
 4. The best of these from other random starts.
@@ -21,11 +22,12 @@ import torch
 
 from recollect.audit.forecast import forecast
 from recollect.audit.nulls import NULLS
-from recollect.audit.verdict import UNSURE, Verdict, called, judge, likely, up_to_sign
+from recollect.audit.verdict import UNSURE, Verdict, calibrated, called, judge, likely, up_to_sign
 from recollect.errors import OptionError, RecollectError
+from recollect.history import History, history, undecayed
 from recollect.inspection import Inspection, inspect
 from recollect.machine import Machine
-from recollect.memory import at_most
+from recollect.memory import at_most, is_out_of_memory
 from recollect.options import FullSpace, Projection, Subspace
 from recollect.problem import RecollectWarning
 from recollect.progress import Progress, quiet, until
@@ -33,7 +35,7 @@ from recollect.reconstruct import choose_device, reconstruct
 from recollect.result import Reconstruction
 from recollect.shapes import Bool, Tensor
 from recollect.solve import Status
-from recollect.victim import Victim
+from recollect.victim import MLP, Victim
 
 _FOR_NULLS = 0.25
 """Of the time budget, kept for null victims."""
@@ -42,14 +44,22 @@ _NULL_PATIENCE, _NULL_LEAST = 4.0, 5.0
 _STARTS = 3
 _SHARE = 0.6
 """Of the time left, what one setting may take: the next may be the one that finds them."""
+_GUESS = 0.07
+"""The same for a guess at the activation."""
+_ACTIVATIONS = ("relu", "tanh", "gelu", "silu", "leaky-relu", "sigmoid", "elu", "softplus")
+_PLAINLY = 0.1
+"""Another activation than the assumed one must leave less than this share unexplained of what that one does."""
 
 
 @dataclass(frozen=True)
 class Setting:
     name: str
+    victim: Victim
+    """As it is attacked: with weight decay undone, and the activation of this setting."""
     attack: Projection
     n: int | None
     seed: int
+    share: float = _SHARE
 
 
 @dataclass(frozen=True)
@@ -83,11 +93,14 @@ class NullRun:
     called: int
     likely: int
     seconds: float
+    whole: bool
+    """Whether it ended by itself, and not by the clock."""
 
 
 @dataclass(frozen=True)
 class Audit:
     verdict: Verdict
+    past: History
     inspection: Inspection
     attempts: tuple[Attempt, ...]
     best: Attempt | None
@@ -118,7 +131,7 @@ def audit(
     *,
     budget: float = 600.0,
     memory: int | None = None,
-    biased: bool = False,
+    past: History | None = None,
     seed: int = 0,
     device: torch.device | str = "auto",
     progress: Progress = quiet,
@@ -126,21 +139,27 @@ def audit(
     """Attack within `budget` seconds and `memory` bytes (None: what the machine has).
 
     n None: as many points as the weights suggest. Memory is kept by choosing paths whose estimates fit, not enforced.
-    `biased`: as `History` says; no point is then called.
+    `past` is read off the victim unless given. Weight decay is undone; where training biases what is found, and in
+    networks other than MLPs, for which confidence was not calibrated, no point is called.
     """
     if not budget > 0:
         raise OptionError(f"expected a budget of more than no time, got {budget:g} s; give for instance 10m")
+    if n is not None and n < 1:
+        raise OptionError(f"expected at least one training point, got {n}; give their number, or auto")
     if memory is not None and memory <= 0:
         raise OptionError(f"expected more than no memory, got {memory} bytes; give for instance 8GB")
+    past = history(victim) if past is None else past
+    victim = undecayed(victim, past.decay) if past.decay else victim
     with at_most(memory):
-        return _audit(victim, n, budget, biased, seed, choose_device(device), progress)
+        return _audit(victim, n, budget, past, seed, choose_device(device), progress)
 
 
 def _audit(
-    victim: Victim, n: int | None, budget: float, biased: bool, seed: int, where: torch.device, progress: Progress
+    victim: Victim, n: int | None, budget: float, past: History, seed: int, where: torch.device, progress: Progress
 ) -> Audit:
     began = time.monotonic()
     looked, machine = inspect(victim), Machine.measured(where)
+    biased = past.biased or not calibrated(victim)
     attempts: list[Attempt] = []
     best: Attempt | None = None
     spared: Setting | None = None
@@ -149,26 +168,29 @@ def _audit(
         if time.monotonic() > left:
             attempts.append(Attempt(setting, None, 0.0, "not tried: the time was over"))
             break
-        if setting.n is not None:
-            expected = forecast(victim, setting.attack, setting.n, machine)
-            too_slow = expected.too_slow(left - time.monotonic())
-            if against := expected.against or too_slow:
-                attempts.append(Attempt(setting, None, 0.0, f"not tried: {against}"))
-                spared = spared if too_slow else setting
-                continue
+        expected = forecast(setting.victim, setting.attack, setting.n or 1, machine)
+        too_slow = expected.too_slow(left - time.monotonic())
+        if against := expected.against or too_slow:
+            attempts.append(Attempt(setting, None, 0.0, f"not tried: {against}"))
+            spared = setting if expected.fits and not too_slow else spared
+            continue
         now = time.monotonic()
-        attempt = _try(victim, setting, where, progress, now + _SHARE * (left - now), biased)
+        attempt = _try(setting, where, progress, now + setting.share * (left - now), biased)
         attempts.append(attempt)
         best = attempt if best is None or attempt.rank > best.rank else best
         if attempt.found is not None and (attempt.likely if biased else attempt.recovered) == len(attempt.found.inputs):
             break
     if best is None and spared is not None:  # an answer rests on an attempt, however little speaks for it
-        best = _try(victim, spared, where, progress, left, biased)
+        best = _try(spared, where, progress, left, biased)
         attempts.append(best)
     nulls: tuple[NullRun, ...] = ()
     if best is not None and best.found is not None and best.found.confidence is not None:
-        nulls = tuple(_null_runs(victim, best, where, progress, began + budget))
-    return Audit(_judged(best, nulls), looked, tuple(attempts), best, nulls, time.monotonic() - began)
+        nulls = tuple(_null_runs(best, where, progress, began + budget))
+        looked = looked if best.setting.victim is victim else inspect(best.setting.victim)
+    verdict = _judged(best, nulls)
+    if verdict is Verdict.NOT_FOUND and not past.fits:
+        verdict = Verdict.UNKNOWN
+    return Audit(verdict, past, looked, tuple(attempts), best, nulls, time.monotonic() - began)
 
 
 def _settings(
@@ -184,25 +206,58 @@ def _settings(
         guesses["n = rank of ΔW1"] = spectrum.rank
     every = None if victim.select("all") == victim.select("last") else replace(last, parameters="all")
     for name, number in guesses.items():
-        yield Setting(f"last layer, {name}", last, number, seed)
+        yield Setting(f"last layer, {name}", victim, last, number, seed)
+        yield from _other_activations(victim, attempts)
+        victim = _plainest(attempts).setting.victim
         if every is not None:
-            yield Setting(f"all layers, {name}", every, number, seed)
+            yield Setting(f"all layers, {name}", victim, every, number, seed)
     if n is None:
-        yield Setting("last layer, n from the residual", last, None, seed)
+        yield Setting("last layer, n from the residual", victim, last, None, seed)
+        if not guesses:
+            yield from _other_activations(victim, attempts)
+            victim = _plainest(attempts).setting.victim
         found = attempts[-1].found
         if every is not None and found is not None and len(found.inputs) not in guesses.values():
-            yield Setting("all layers, the same n", every, len(found.inputs), seed)
+            yield Setting("all layers, the same n", victim, every, len(found.inputs), seed)
     best = max(attempts, key=lambda attempt: attempt.rank)
     if best.found is None:
         return
     again = len(best.found.inputs)
     for start in range(1, _STARTS):
         name = f"{best.setting.name.partition(',')[0]}, n = {again}, random start {start + 1}"
-        yield Setting(name, best.setting.attack, again, seed + start)
+        yield Setting(name, best.setting.victim, best.setting.attack, again, seed + start)
+
+
+def _other_activations(victim: Victim, attempts: list[Attempt]) -> Iterator[Setting]:
+    """The setting just tried with each other activation, where nobody said which one it is and this one fails."""
+    tried, network = attempts[-1], victim.network
+    if tried.found is None or not isinstance(network, MLP) or not network.assumed:
+        return
+    n = len(tried.found.inputs)
+    for phi in _ACTIVATIONS:
+        if 2 * _plainest(attempts).recovered >= n:
+            return
+        if phi != network.activation:
+            other = Victim(
+                replace(network, activation=phi), victim.theta_0, victim.theta_f, input_shape=victim.input_shape
+            )
+            name = f"{tried.setting.name}, {phi} instead of {network.activation}"
+            yield replace(tried.setting, name=name, victim=other, n=n, share=_GUESS)
+
+
+def _plainest(attempts: list[Attempt]) -> Attempt:
+    """The first, unless a later one calls more points or leaves far less unexplained."""
+    best = attempts[0]
+    for attempt in attempts[1:]:
+        if attempt.found is None:
+            continue
+        far = best.found is None or attempt.found.loss < _PLAINLY * best.found.loss
+        if attempt.recovered > best.recovered or (far and attempt.recovered == best.recovered):
+            best = attempt
+    return best
 
 
 def _try(
-    victim: Victim,
     setting: Setting,
     device: torch.device,
     progress: Progress,
@@ -214,14 +269,18 @@ def _try(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RecollectWarning)  # the notes of the result say the same
-            found = reconstruct(victim, setting.n, setting.attack, seed=setting.seed, device=device, progress=limited)
+            found = reconstruct(
+                setting.victim, setting.n, setting.attack, seed=setting.seed, device=device, progress=limited
+            )
     except KeyboardInterrupt:
         if time.monotonic() < deadline:  # somebody's, not the clock's
             raise
         return Attempt(setting, None, time.monotonic() - began, "the time was over before anything was found")
     except RecollectError as error:
         return Attempt(setting, None, time.monotonic() - began, str(error))
-    except (MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         return Attempt(setting, None, time.monotonic() - began, "memory was not enough")
     over = found.status is Status.INTERRUPTED
     if over and time.monotonic() < deadline:
@@ -232,9 +291,7 @@ def _try(
     return Attempt(setting, found, time.monotonic() - began, ended)
 
 
-def _null_runs(
-    victim: Victim, best: Attempt, device: torch.device, progress: Progress, deadline: float
-) -> Iterator[NullRun]:
+def _null_runs(best: Attempt, device: torch.device, progress: Progress, deadline: float) -> Iterator[NullRun]:
     assert best.found is not None
     setting = replace(best.setting, n=len(best.found.inputs))
     if isinstance(setting.attack.space, Subspace):  # the rank of noise is not to be found
@@ -243,9 +300,11 @@ def _null_runs(
         if time.monotonic() > deadline:
             return
         until_then = time.monotonic() + max(_NULL_LEAST, _NULL_PATIENCE * best.seconds)
-        attempt = _try(null(victim, setting.seed), setting, device, progress, min(deadline, until_then))
+        emptied = replace(setting, victim=null(setting.victim, setting.seed))
+        attempt = _try(emptied, device, progress, min(deadline, until_then))
         if attempt.found is not None and attempt.found.confidence is not None:
-            yield NullRun(kind, len(attempt.found.inputs), attempt.recovered, attempt.likely, attempt.seconds)
+            whole = attempt.found.status is not Status.INTERRUPTED
+            yield NullRun(kind, len(attempt.found.inputs), attempt.recovered, attempt.likely, attempt.seconds, whole)
 
 
 def _judged(best: Attempt | None, nulls: tuple[NullRun, ...]) -> Verdict:

@@ -18,15 +18,18 @@ from scipy.stats import binom
 from recollect.result import Reconstruction
 from recollect.shapes import Bool, Tensor
 from recollect.stages import UNSETTLED
+from recollect.victim import MLP, Victim
+from recollect.victim.validate import Finding, Severity
 
 CALLED = 0.8
 """Chosen on victims whose data are known and on null victims (`benchmarks/calibration.py`, docs/audit.md)."""
 LIKELY = 0.6
 UNSURE = 0.7
-"""The most confidence there is in points of a victim whose training biases what is found: likely, and never called."""
+"""The most confidence there is in points where training biases what is found, or in a network on which confidence was
+not tested: likely, and never called."""
 FALSE_CALLS = 0.01
 """Of points found in null victims, the share that is called at most."""
-_MANY_FALSE = 0.05
+_TOO_MANY = 0.05
 _BY_CHANCE, _SURELY_NOT = 0.1, 1e-3
 _MOST = 0.5
 
@@ -58,6 +61,37 @@ def likely(found: Reconstruction) -> Bool[Tensor, " n"]:
     return found.confidence >= LIKELY
 
 
+def calibrated(victim: Victim) -> bool:
+    """Whether the level was tested on networks like this one: of 12 points called in a small convolutional network
+    5 were wrong."""
+    return isinstance(victim.network, MLP)
+
+
+def caveats(victim: Victim) -> list[Finding]:
+    """What limits any verdict on this network."""
+    network = victim.network
+    if not isinstance(network, MLP):
+        return [
+            Finding(
+                Severity.LIMITS,
+                "the network is not a plain MLP",
+                "confidence was tested on MLPs alone, and is too high in others: no point is called recovered, and the "
+                "verdict is at most partly exposed",
+                "give --truth to learn how many of the points are right",
+            )
+        ]
+    if network.assumed:
+        return [
+            Finding(
+                Severity.LIMITS,
+                "the checkpoints do not say which activation the network has",
+                f"{network.activation} is assumed, and where it fails others are tried",
+                "give --activation if you know it: with a wrong one nothing is found",
+            )
+        ]
+    return []
+
+
 def up_to_sign(found: Reconstruction) -> bool:
     """Whether x could not be told from −x: what is called recovered may be the negative of a training point."""
     return any(note.startswith(UNSETTLED) for note in found.notes)
@@ -67,7 +101,7 @@ def judge(
     recovered: int, n: int, null_called: int = 0, null_points: int = 0, *, likely: int = 0, null_likely: int = 0
 ) -> Verdict:
     """Of n points `recovered` were called and `likely` came near it; of points of null victims likewise."""
-    if null_points and null_called > max(1, _MANY_FALSE * null_points):
+    if null_called and float(binom.sf(null_called - 1, null_points, FALSE_CALLS)) < _TOO_MANY:
         return Verdict.UNKNOWN
     if recovered >= _MOST * n:
         return Verdict.EXPOSED
@@ -76,4 +110,11 @@ def judge(
     rate = max(FALSE_CALLS, (null_likely + 1) / (null_points + 1)) if null_likely else FALSE_CALLS
     if likely and float(binom.sf(likely - 1, n, rate)) < _SURELY_NOT:
         return Verdict.PARTLY
+    return Verdict.NOT_FOUND
+
+
+def judge_by_truth(recovered: int, n: int, by_chance: float) -> Verdict:
+    """Of n training points `recovered` came back; guessing would have got `by_chance` of them."""
+    if recovered > by_chance:
+        return Verdict.EXPOSED if recovered >= _MOST * n else Verdict.PARTLY
     return Verdict.NOT_FOUND

@@ -15,6 +15,7 @@ import torch
 from recollect.cli import attack, audit, bounds, make, score, study  # noqa: F401  (they register their commands)
 from recollect.cli.common import app
 from recollect.errors import RecollectError
+from recollect.memory import is_out_of_memory
 from recollect.problem import RecollectWarning
 
 
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
             1,
         )
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("alloc", "overflow")):
+        if not is_out_of_memory(error):
             raise
         return _fail(
             "expected the run to fit in memory, got out of memory; use fewer points, a smaller --width, or "

@@ -27,6 +27,7 @@ from recollect.errors import OptionError, RunError
 from recollect.files import check_writable, read_tensors
 from recollect.inspection import inspect as inspect_victim
 from recollect.machine import Machine
+from recollect.memory import spoken
 from recollect.options import Auto, Basis, FullSpace, Projection, Subspace
 from recollect.recipe import DTYPES
 from recollect.reconstruct import choose_device
@@ -89,7 +90,7 @@ def inspect(
         )
     for one in settings:
         rows[f"expected for n = {one.n}, {one.parameters}"] = (
-            f"about {_duration(one.seconds)} and {one.bytes / 1e9:.2g} GB on this machine"
+            f"about {_duration(one.seconds)} and {spoken(one.bytes)} on this machine"
             + (f"; not worth trying: {one.against}" if one.against else "")
         )
     terminal.table(rows)
@@ -116,7 +117,9 @@ def inspect(
 def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
 
 
 @app.command

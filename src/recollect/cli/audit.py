@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-from recollect.audit import ANSWERS, Audit, Verdict, judge
+from recollect.audit import ANSWERS, Audit, Verdict, caveats, judge_by_truth
 from recollect.audit import audit as run_audit
 from recollect.cli.common import (
     CountOrAuto,
@@ -24,10 +26,10 @@ from recollect.cli.common import (
 from recollect.console import Terminal
 from recollect.errors import CheckpointError, DataError, OptionError
 from recollect.files import check_writable, json_bytes, write_files
-from recollect.history import history, undecayed
+from recollect.history import history
 from recollect.metrics import Score, evaluate
 from recollect.reconstruct import choose_device
-from recollect.records import finite, read_reconstruction, versions, write_reconstruction
+from recollect.records import FACTS, TENSORS, finite, read_reconstruction, versions, write_reconstruction
 from recollect.truth import read_truth
 from recollect.victim.validate import Finding, Severity, validate
 
@@ -74,22 +76,27 @@ def audit(
     activation
         The network's activation; by default what the checkpoint says, else relu.
     """
-    from recollect.report import render_audit
+    from recollect.report import by_truth, render_audit
 
     terminal = Terminal(json=json)
     check_seed(seed)
+    if n != "auto" and n < 1:
+        raise OptionError(f"expected --n of at least 1, got {n}; give the number of training points, or auto")
     seconds, limit, where = _seconds(budget), None if memory is None else _bytes(memory), choose_device(device)
     init, trained = _pair(paths)
     check_writable(out)
     known = None if truth is None else read_truth(truth)
+    options: dict[str, Any] = {"n": n, "budget": budget, "memory": memory, "seed": seed, "device": where.type}
+    options |= {"model": model, "input_shape": input_shape, "activation": activation, "truth": truth and truth.name}
+    subject = {"date": date.today().isoformat(), "files": _files(init, trained), "options": options}
     checked = validate(init, trained, **network_options(activation, model, input_shape))
     findings = checked.findings
     if unreadable := [finding for finding in findings if finding.severity is Severity.UNREADABLE]:
         raise CheckpointError("; and ".join(f"{finding.seen}; {finding.remedy}" for finding in unreadable))
     if checked.victim is None:
         _tell(terminal, findings)
-        facts = {**_nothing(), "findings": _as_json(findings)}
-        _write(out, facts, render_audit(None, findings, Verdict.UNKNOWN))
+        facts = {**_nothing(), "findings": _as_json(findings), **subject}
+        _write(out, facts, render_audit(None, findings, Verdict.UNKNOWN, subject=subject))
         terminal.say(f"Verdict: {Verdict.UNKNOWN.value}. Mend what stops the audit and run it again.")
         terminal.answer({**facts, "out": str(out)})
         return 0
@@ -100,45 +107,60 @@ def audit(
             "give the inputs this model was trained on"
         )
     past = history(victim)
-    findings += past.findings
+    findings += (*past.findings, *caveats(victim))
     _tell(terminal, findings)
-    if past.decay:
-        victim = undecayed(victim, past.decay)
     done = run_audit(
         victim,
         None if n == "auto" else n,
         budget=seconds,
         memory=limit,
-        biased=past.biased,
+        past=past,
         seed=seed,
         device=where,
         progress=terminal.progress,
     )
-    facts = _facts(
-        done, findings, {"n": n, "budget": budget, "memory": memory, "seed": seed, "device": where.type, "model": model}
-    )
+    facts = {**_facts(done, findings), **subject}
     score: Score | None = None
     if done.best is not None and done.best.found is not None:
-        options = {"audit": done.best.setting.name, "n": done.best.setting.n, "seed": done.best.setting.seed}
-        write_reconstruction(out, done.best.found, victim, options)
+        setting = done.best.setting
+        write_reconstruction(
+            out, done.best.found, setting.victim, {"audit": setting.name, "n": setting.n, "seed": setting.seed}
+        )
         if known is not None:
             score = evaluate(done.best.found, known.inputs)
-            facts |= _scored(score)
+            facts |= _scored(score, *by_truth(done, score), up_to_sign=done.up_to_sign)
     verdict = Verdict(facts["verdict"])
     record = None if done.best is None or done.best.found is None else read_reconstruction(out)
-    _write(out, facts, render_audit(done, findings, verdict, record, known, score))
+    _write(out, facts, render_audit(done, findings, verdict, record, known, score, subject))
     for attempt in done.attempts:
-        called = f"{attempt.recovered} points called, {attempt.seconds:.0f} s"
+        called = f"{_points(attempt.recovered)} called, {attempt.seconds:.0f} s"
         terminal.say(f"· {attempt.setting.name}: {attempt.ended if attempt.found is None else called}")
     if done.nulls:
-        terminal.say(f"· null victims: {done.null_called} of {done.null_points} points called")
+        terminal.say(f"· null victims: {done.null_called} of {_points(done.null_points)} called")
     terminal.say(f"Verdict: {verdict.value}. {ANSWERS[verdict]}")
     terminal.say(f"Open {out / 'report.html'}.")
     terminal.answer({**facts, "out": str(out)})
     return 0
 
 
+def _files(*paths: Path | None) -> list[dict[str, str]]:
+    """The checkpoints' names and fingerprints, so that a report can be tied to what it speaks of."""
+    found = []
+    for path in paths:
+        if path is not None and path.is_file():
+            with path.open("rb") as stream:
+                found.append({"name": path.name, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()})
+    return found
+
+
+def _points(count: int) -> str:
+    return "1 point" if count == 1 else f"{count} points"
+
+
 def _write(out: Path, facts: Mapping[str, Any], page: str) -> None:
+    if facts["n"] is None:  # an earlier audit's points are not this one's
+        for name in (TENSORS, FACTS):
+            (out / name).unlink(missing_ok=True)
     write_files({out / "audit.json": json_bytes(facts), out / "report.html": page.encode(errors="replace")})
 
 
@@ -180,7 +202,7 @@ def _nothing() -> dict[str, Any]:
     return {"verdict": Verdict.UNKNOWN.value, "n": None, "recovered": None}
 
 
-def _facts(done: Audit, findings: tuple[Finding, ...], options: dict[str, Any]) -> dict[str, Any]:
+def _facts(done: Audit, findings: tuple[Finding, ...]) -> dict[str, Any]:
     found = None if done.best is None else done.best.found
     calls = done.called
     return {
@@ -208,13 +230,13 @@ def _facts(done: Audit, findings: tuple[Finding, ...], options: dict[str, Any]) 
         ],
         "nulls": [asdict(run) for run in done.nulls],
         "seconds": done.seconds,
-        "options": options,
         "versions": versions(),
     }
 
 
-def _scored(score: Score) -> dict[str, Any]:
-    """What the truth says counts for more than what the weights can tell."""
+def _scored(score: Score, recovered: int, right: int, *, up_to_sign: bool) -> dict[str, Any]:
+    """What the truth says counts for more than what the weights can tell; up to sign where those cannot tell it."""
     n = len(score.errors)
-    verdict = judge(round(score.recovered * n), n)
-    return {**score_json(score), "verdict": verdict.value}
+    chance = score.chance["span_up_to_sign_recovered" if up_to_sign else "span_recovered"]
+    verdict = judge_by_truth(recovered, n, chance * n)
+    return {**score_json(score), "recovered": recovered / n, "called_right": right, "verdict": verdict.value}

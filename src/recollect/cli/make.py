@@ -16,7 +16,7 @@ from recollect.truth import write_training
 
 @app.command
 def demo(*, out: Path = Path("recollect-demo"), seed: Seed = 0, json: Json = False) -> int:
-    """Train on 20 built-in photographs, read them back from the weights, and write a report. About half a minute.
+    """Train on 20 built-in photographs, read them back from the weights, and write a report: a quarter of a minute.
 
     Example: recollect demo --out demo
 

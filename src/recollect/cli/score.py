@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from recollect.cli.common import Json, app, score_json
 from recollect.console import Terminal
+from recollect.errors import OptionError
 from recollect.files import write_bytes
 from recollect.metrics import evaluate as score_of
 from recollect.records import read_reconstruction
@@ -52,6 +53,11 @@ def report(folder: Folder, *, truth: TruthFile | None = None, json: Json = False
     from recollect.report import render, summary
 
     terminal = Terminal(json=json)
+    if (folder / "audit.json").exists():
+        raise OptionError(
+            f"expected a folder that `reconstruct` made, got that of an audit, {folder}, whose report this would "
+            "replace; open its report.html"
+        )
     record = read_reconstruction(folder)
     known = None if truth is None else read_truth(truth)
     score = None if known is None else score_of(record, known.inputs)

@@ -19,7 +19,7 @@ import numpy as np
 
 from recollect.errors import DataError
 from recollect.files import write_files
-from recollect.pickles import Forbidden, read_pickle
+from recollect.pickles import Forbidden, as_bytes, read_pickle
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
@@ -70,7 +70,7 @@ def download_cifar10(folder: Path) -> None:
             if member is None:
                 raise DataError(f"expected data_batch_{number}.bin in the archive, got none; fetch it again")
             batches[folder / f"data_batch_{number}.bin"] = member.read(10_000 * _RECORD + 1)
-    write_files(batches)  # all five or none: a folder with some would later pass for the whole
+    write_files(batches)  # at once: a folder with some would later pass for the whole
 
 
 def _find(folder: Path) -> list[Path] | None:
@@ -143,7 +143,8 @@ def _array(asked: Any, path: Path) -> np.ndarray:
     """The array that a pickle tells of, if that is a plain one of bytes."""
     try:
         _version, (rows, columns), dtype, fortran, raw = asked.state
-        if not isinstance(raw, bytes) or dtype.name != "numpy.dtype" or dtype.args[0] not in ("u1", b"u1"):
+        raw = as_bytes(raw)
+        if dtype.name != "numpy.dtype" or dtype.args[0] not in ("u1", b"u1"):
             raise ValueError
         sizes = all(type(size) is int and 0 <= size <= len(raw) for size in (rows, columns))
         if not sizes or rows * columns != len(raw):

@@ -39,7 +39,7 @@ def from_images(images: np.ndarray, labels: np.ndarray, n: int, *, classes: int,
         raise DataError(
             f"expected images N×H×W or N×H×W×3 as bytes, got {list(images.shape)} {images.dtype}; convert them"
         )
-    _check_size(images[0].size)
+    check_size(images[0].size)
     chosen = equal_counts(labels, n, classes)
     pixels = torch.from_numpy(np.ascontiguousarray(images[chosen])).permute(0, 3, 1, 2).double() / 255
     space = PixelSpace(
@@ -61,7 +61,7 @@ def from_arrays(
     pixel_space: PixelSpace | None = None,
 ) -> Dataset:
     """Rows scaled to norm √d (as:data_on_sphere) unless `keep_norms`; the basis is an orthonormal span of the rows."""
-    _check_size(inputs.shape[1])
+    check_size(inputs.shape[1])
     inputs, targets = inputs.double(), targets.double()
     if not inputs.numel() or not targets.numel():
         raise DataError(
@@ -77,7 +77,7 @@ def from_arrays(
     return Dataset(inputs, targets, span_of(inputs), norms, pixel_space)
 
 
-def _check_size(d: int) -> None:
+def check_size(d: int) -> None:
     """A kilobyte of zeros, packed, can be an image of any size; and no network takes so many inputs."""
     if d > _LARGEST:
         raise DataError(f"expected at most {_LARGEST} numbers a point, got {d}; make the images smaller")

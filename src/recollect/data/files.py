@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from recollect.data.dataset import check_size, equal_counts
 from recollect.errors import DataError
 from recollect.files import read_member
 
@@ -17,7 +18,8 @@ _LIMIT = 8 * 2**30
 _ALWAYS = 2**24
 _RATIO = 100
 """An archive may unpack to so many bytes, or to so many times its own; zeros would be packed to a thousandth."""
-_PIXELS = 2**22
+_FILE = 2**26
+"""Bytes of one image file: far more than any has that may be unpacked."""
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """Whatever a file is called, it is read as one of these alone: others call programs, or are rarely looked after."""
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -64,41 +66,52 @@ def _array(content: bytearray) -> np.ndarray:
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
-def load_image_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Images, labels, number of classes. Each subfolder is a class, in alphabetical order; without any, all are one."""
-    from PIL import Image
+def load_image_folder(folder: Path, n: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """The images that n points take, their labels, and how many classes there are.
 
+    Each subfolder is a class, in alphabetical order; without any, all are one. No other image is opened.
+    """
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     groups = [group for group in map(_images_in, subfolders) if group] or [_images_in(folder)]
     if not groups[0]:
         raise DataError(f"expected images (.png, .jpg, …) in {folder}, got none; check the folder")
-    images: list[np.ndarray] = []
-    for path in (path for group in groups for path in group):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", Image.DecompressionBombWarning)
-                # From memory, where asking for more than there is costs nothing; a file makes room for it first.
-                with Image.open(io.BytesIO(path.read_bytes()), formats=_FORMATS) as picture:
-                    if math.prod(picture.size) > _PIXELS:
-                        raise ValueError(f"{picture.width}×{picture.height} pixels, more than {_PIXELS}")
-                    images.append(np.asarray(picture.convert("RGB")))
-        except (
-            OSError,
-            ValueError,
-            SyntaxError,
-            Image.DecompressionBombError,
-            Image.DecompressionBombWarning,
-        ) as error:
-            raise DataError(
-                f"expected an image at {path}, got: {' '.join(str(error).split())[:160]}; remove or replace it"
-            ) from None
-        if images[-1].shape != images[0].shape:
-            (h, w), (h0, w0) = images[-1].shape[:2], images[0].shape[:2]
-            raise DataError(
-                f"expected images of one size, got {w}×{h} in {path.name} after {w0}×{h0}; resize them to one size"
-            )
+    paths = [path for group in groups for path in group]
     labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    return np.stack(images), labels, len(groups)
+    chosen = equal_counts(labels, n, len(groups))
+    first = _image(paths[chosen[0]], None)
+    size, packed = len(chosen) * first.size, sum(paths[k].stat().st_size for k in chosen)
+    most = min(_LIMIT, max(_ALWAYS, _RATIO * packed))
+    if size > most:
+        raise DataError(
+            f"expected at most {most >> 20} MiB of pixels in {folder}, got {size >> 20} MiB; make the images smaller, "
+            "or ask for fewer"
+        )
+    return np.stack([first, *(_image(paths[k], first) for k in chosen[1:])]), labels[chosen], len(groups)
+
+
+def _image(path: Path, like: np.ndarray | None) -> np.ndarray:
+    """The pixels, h×w×3. An image of another size than `like`, or too large for anything, is not unpacked."""
+    from PIL import Image
+
+    try:
+        if path.stat().st_size > _FILE:
+            raise ValueError(f"a file of {path.stat().st_size >> 20} MiB")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            # From memory, where asking for more than there is costs nothing; a file makes room for it first.
+            with Image.open(io.BytesIO(path.read_bytes()), formats=_FORMATS) as picture:
+                check_size(3 * math.prod(picture.size))
+                if like is not None and picture.size != like.shape[1::-1]:
+                    (w, h), (h0, w0) = picture.size, like.shape[:2]
+                    raise DataError(
+                        f"expected images of one size, got {w}×{h} in {path.name} after {w0}×{h0}; resize them to one "
+                        "size"
+                    )
+                return np.asarray(picture.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(
+            f"expected an image at {path}, got: {' '.join(str(error).split())[:160]}; remove or replace it"
+        ) from None
 
 
 def _images_in(folder: Path) -> list[Path]:

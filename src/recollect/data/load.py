@@ -46,7 +46,7 @@ def load_dataset(
         )
     if is_cifar10(path):
         return from_images(*load_cifar10(path), n, classes=10, keep_norms=keep_norms)
-    images, labels, classes = load_image_folder(path)
+    images, labels, classes = load_image_folder(path, n)
     return from_images(images, labels, n, classes=classes, keep_norms=keep_norms)
 
 

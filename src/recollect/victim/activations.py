@@ -62,6 +62,11 @@ def _gelu_slope(t: Tensor) -> Tensor:
     return 0.5 * (1 + torch.erf(t / math.sqrt(2))) + t * torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
 
 
+def _silu_slope(t: Tensor) -> Tensor:
+    gate = torch.sigmoid(t)
+    return gate * (1 + t * (1 - gate))
+
+
 _KNOWN = {
     activation.name: activation
     for activation in (
@@ -76,6 +81,13 @@ _KNOWN = {
         Activation("tanh", torch.tanh, lambda t: 1 - torch.tanh(t).square(), homogeneous=False),
         Activation("sigmoid", torch.sigmoid, lambda t: torch.sigmoid(t) * torch.sigmoid(-t), homogeneous=False),
         Activation("gelu", torch.nn.functional.gelu, _gelu_slope, homogeneous=False),
+        Activation("silu", torch.nn.functional.silu, _silu_slope, homogeneous=False),
+        Activation(
+            "elu",
+            torch.nn.functional.elu,
+            lambda t: torch.where(t > 0, torch.ones_like(t), t.clamp(max=0).exp()),
+            homogeneous=False,
+        ),
         Activation("softplus", torch.nn.functional.softplus, torch.sigmoid, homogeneous=False),
         Activation("sine", torch.sin, torch.cos, homogeneous=False),
         Activation(

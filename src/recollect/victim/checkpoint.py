@@ -2,72 +2,98 @@
 
 from __future__ import annotations
 
+import os.path
+import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from recollect.errors import CheckpointError, FileError
 from recollect.files import read_tensors
-from recollect.pickles import Asked, Forbidden
+from recollect.pickles import Asked, Forbidden, Name
 from recollect.shapes import Tensor
 from recollect.victim.torch_file import TorchFile, open_torch_file
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
-_PREFIXES = ("module.", "_orig_mod.")
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_PREFIXES = re.compile(r"(?:module\.|_orig_mod\.)*")
+"""What `DataParallel` and `torch.compile` put before every name."""
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_COUNTS = (torch.int64, torch.bool)
+"""Buffers beside the weights: counters, positions, masks. Smaller integers are quantised weights."""
 _LARGEST = 1e100
 """Weights beyond this are broken, and their squares would overflow."""
 
-_COUNTERS = "num_batches_tracked"
-"""The one tensor of whole numbers that ordinary models save: how often a BatchNorm layer was called."""
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    """Of a `.safetensors` file; empty for others."""
+    beside: frozenset[str] = frozenset()
+    """The keys of all that lies beside the weights: settings, scores, the state of an optimiser."""
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by name and the file's metadata (empty for `.pt`). Nothing in the file is executed."""
-    state, metadata = read_checkpoint(path)
-    for name, tensor in state.items():
-        check_tensor(path, name, tensor)
-    return state, metadata
+def load_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint whose tensors can all be used. Nothing in the file is executed."""
+    checkpoint = read_checkpoint(path)
+    for name, tensor in checkpoint.tensors.items():
+        check_tensor(checkpoint.path, name, tensor)
+    return checkpoint
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_checkpoint(path: Path) -> Checkpoint:
     """The same, whatever the tensors are: `check_tensor` says of each whether it can be used."""
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(
             f"expected a checkpoint at {path}, got {'a folder' if path.is_dir() else 'nothing there'}; check the path"
         )
-    if path.suffix == ".safetensors":
+    # By content: people call the same file .pt, .pth.tar, .ckpt or .pkl.
+    with path.open("rb") as stream:
+        start = stream.read(9)
+    metadata: dict[str, str] = {}
+    beside: frozenset[str] = frozenset()
+    if start.startswith((b"PK\x03\x04", b"\x80")):  # an archive; a pickle, as before torch 1.6
+        tensors, beside = _read_torch(path)
+    elif start[8:] == b"{":  # after its length, the header
         try:
-            state, metadata = read_tensors(path)
+            tensors, metadata = read_tensors(path)
         except FileError as error:
             raise CheckpointError(str(error)) from None
-    elif path.suffix in (".pt", ".pth", ".bin"):
-        state, metadata = _read_torch(path), {}
     else:
-        raise CheckpointError(f"expected a .safetensors or .pt checkpoint, got {path.name}; save it as one of those")
-    if not state:
+        raise CheckpointError(
+            f"expected a .safetensors or .pt checkpoint, got {path.name}, which begins like neither; save it as one "
+            "of those"
+        )
+    tensors = {name: tensor for name, tensor in tensors.items() if not is_extra(name)}
+    if not tensors:
         raise CheckpointError(f"expected tensors in {path}, got none; save the model's state_dict")
-    return state, metadata
+    names = bare_names(tensors)
+    return Checkpoint(path, {names[name]: tensor for name, tensor in tensors.items()}, metadata, beside)
 
 
 def check_tensor(path: Path, name: str, tensor: Tensor) -> None:
     if len(name) > 200 or not name.isprintable():
         raise CheckpointError(f"expected readable tensor names in {path}, got {name[:40]!a}; save the model again")
-    if name.rpartition(".")[2] == _COUNTERS and tensor.dtype is torch.int64 and tensor.numel() == 1:
-        return
     kind = f"{tensor.layout} {tensor.dtype}".replace("torch.", "").removeprefix("strided ")
-    if tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
+    plain = not (tensor.is_nested or tensor.is_meta) and tensor.layout is torch.strided
+    if not plain or tensor.dtype not in (*_FLOATS, *_COUNTS):
         raise CheckpointError(
             f"expected plain floating-point weights in {path}, got {name} as {kind}; dequantise the model first"
         )
-    if not 1 <= tensor.dim() <= 8 or tensor.numel() == 0:
+    if tensor.dim() > 8:
         raise CheckpointError(
             f"expected weights in {path}, got {name} of shape {list(tensor.shape)[:9]}; check the model"
         )
+    if tensor.dtype in _COUNTS or tensor.numel() == 0:
+        return
     largest = float(tensor.abs().max())
     if not largest < _LARGEST:
         bad = int((~torch.isfinite(tensor)).sum())
@@ -75,10 +101,30 @@ def check_tensor(path: Path, name: str, tensor: Tensor) -> None:
         raise CheckpointError(f"expected finite weights in {path}, got {what}; use a checkpoint from before it broke")
 
 
-def _read_torch(path: Path) -> dict[str, Tensor]:
+def bare_names(names: Iterable[str]) -> dict[str, str]:
+    """Each name without what was put before all of them."""
+    names = list(names)
+    prefix = _PREFIXES.match(os.path.commonprefix(names))  # noqa: RUF071  (letter by letter is what is meant)
+    return {name: name[prefix.end() :] if prefix else name for name in names}
+
+
+def is_extra(name: str) -> bool:
+    """Whether it is what a module saves besides tensors (`get_extra_state`), which is no weight."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def _read_torch(path: Path) -> tuple[dict[str, Tensor], frozenset[str]]:
     try:
         with open_torch_file(path) as file:
-            return _state_dict(file, path)
+            state = _state_dict(file, path)
+            weights = {name: asked for name, value in state.items() if (asked := _weight(file, value)) is not None}
+            tensors = {str(name): file.tensor(asked) for name, asked in weights.items()}
+            if len(tensors) != len(weights):
+                twice = next(name for name in weights if not isinstance(name, str) and str(name) in weights)
+                raise CheckpointError(
+                    f"expected a name for each tensor in {path}, got {twice!r} and '{twice}'; name them apart"
+                )
+            return tensors, _keys(file.content, without=state)
     except Forbidden as error:
         raise CheckpointError(
             f"expected plain tensors in {path}, got pickled code that loading would run ({error}); it was not run: "
@@ -88,25 +134,63 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"expected a whole .pt file at {path}, got: {error}; copy or save it again") from None
 
 
-def _state_dict(file: TorchFile, path: Path) -> dict[str, Tensor]:
+def _state_dict(file: TorchFile, path: Path) -> dict[Any, Any]:
+    """The file's content, or what lies in it under a name that is used for it, or the only thing that can be it."""
     content = file.content
     for _ in range(4):  # a hostile dictionary may hold itself
-        inner = [content[key] for key in _WRAPPERS if isinstance(content, dict) and isinstance(content.get(key), dict)]
-        content = inner[0] if inner else content
-    if isinstance(content, dict) and content and all(map(file.is_tensor, content.values())):
-        return {_strip(_text(name)): file.tensor(asked) for name, asked in content.items()}
+        if not isinstance(content, dict) or _is_state_dict(file, content):
+            break
+        inner = [content[key] for key in _WRAPPERS if isinstance(content.get(key), dict)]
+        if not inner:  # each once: a thousand keys may have the same large dictionary
+            each = {id(value): value for value in content.values() if isinstance(value, dict)}
+            inner = [value for value in each.values() if _is_state_dict(file, value)]
+            if len(inner) > 1:
+                several = [str(key)[:40] for key, value in content.items() if any(value is one for one in inner[:4])]
+                raise CheckpointError(
+                    f"expected one state dict in {path}, got {', '.join(several[:4])}; save the one to look at alone"
+                )
+        if not inner:
+            break
+        content = inner[0]
+    if isinstance(content, dict) and _is_state_dict(file, content):
+        return content
     kind = "a call" if isinstance(content, Asked) else type(content).__name__
-    found = ", ".join(_text(key)[:40] for key in list(content)[:4]) if isinstance(content, dict) else kind
+    found = ", ".join(str(key)[:40] for key in list(content)[:4]) if isinstance(content, dict) else kind
     raise CheckpointError(
         f"expected a state dict of tensors in {path}, got {found or 'an empty one'}; save model.state_dict()"
     )
 
 
-def _text(key: str | bytes | int) -> str:
-    return key.decode("latin1") if isinstance(key, bytes) else str(key)
+def _is_state_dict(file: TorchFile, content: Mapping[Any, Any]) -> bool:
+    tensors = 0
+    for name, value in content.items():
+        if _weight(file, value) is not None and isinstance(name, (str, int)):
+            tensors += 1
+        elif value is not None and not isinstance(value, Name) and not is_extra(str(name)):
+            return False
+    return tensors > 0
 
 
-def _strip(name: str) -> str:
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
+def _weight(file: TorchFile, value: Any) -> Asked | None:
+    """The tensor that a value of a state dict is, if any; of a quantised layer's weight and bias, the weight."""
+    if isinstance(value, tuple) and value and file.is_quantised(value[0]):
+        value = value[0]
+    return value if isinstance(value, Asked) and file.is_tensor(value) else None
+
+
+def _keys(content: Any, without: object) -> frozenset[str]:
+    """Every key in the content but for those of one dictionary. Each thing is looked at once, however often it is
+    spoken of."""
+    keys: set[str] = set()
+    seen, left = {id(without)}, [content]
+    while left:
+        one = left.pop()
+        if id(one) in seen or not isinstance(one, (dict, list, tuple, Asked)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, dict):
+            keys.update(key for key in one if isinstance(key, str))
+            left += one.values()
+        else:
+            left += (one.args, one.state) if isinstance(one, Asked) else one
+    return frozenset(keys)

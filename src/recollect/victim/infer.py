@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from recollect.errors import CheckpointError
@@ -22,7 +22,8 @@ METADATA_KEY = "recollect"
 class Architecture:
     """What a state dict does not hold: the activation, and how a flat input is laid out as an image."""
 
-    activation: str = "relu"
+    activation: str | None = None
+    """None: not said."""
     input_shape: tuple[int, ...] | None = None
     run: str | None = None
     """A name that the two checkpoints of one training run share."""
@@ -39,7 +40,8 @@ class Architecture:
             shape = None if shape is None else tuple(int(size) for size in shape)
             if shape is not None and (not 1 <= len(shape) <= 3 or min(shape) < 1 or max(shape) > 2**20):
                 raise ValueError
-            name = check_activation(str(content.get("activation", "relu"))).name
+            name = content.get("activation")
+            name = None if name is None else check_activation(str(name)).name
             run = content.get("run")
             return cls(activation=name, input_shape=shape, run=run if isinstance(run, str) else None)
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -49,8 +51,11 @@ class Architecture:
             ) from None
 
 
-def infer_network(state: Theta, activation: str = "relu") -> MLP:
+def infer_network(state: Theta, activation: str | None = None) -> MLP:
     """The MLP whose parameters `state` holds. ReLU is assumed unless told: a state dict does not say."""
+    if activation is None:
+        return replace(infer_network(state, "relu"), assumed=True)
+    state = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}  # no counters
     if set(state) in ({"V", "theta"}, {"V", "b", "theta"}):
         return _random_features(state, activation)
     weights = {name: tuple(tensor.shape) for name, tensor in state.items() if tensor.dim() == 2}
@@ -60,11 +65,13 @@ def infer_network(state: Theta, activation: str = "relu") -> MLP:
         bias = _bias_of(name)
         layers[name] = Layer(name, bias if biases.pop(bias, None) == weights[name][:1] else None)
     other = [name for name in state if name not in weights and (name in biases or state[name].dim() not in (1, 2))]
+    other += [name for name in weights if not state[name].numel()]
     if other or not weights:
         listed = ", ".join(f"{name} {list(state[name].shape)}" for name in (other or list(state))[:4])
         raise CheckpointError(
             f"expected weights (and biases) of a plain MLP, got {listed}; "
-            "for another architecture build the module in Python: Victim(model, theta_0, theta_f)"
+            "for another architecture give --model package.module:factory (and --input-shape), or in Python "
+            "Victim(model, theta_0, theta_f)"
         )
     if len(weights) < 2:
         raise CheckpointError(
@@ -81,6 +88,7 @@ def _random_features(state: Theta, activation: str) -> MLP:
     fits = (
         V.dim() == 2
         and theta.dim() == 2
+        and min(*V.shape, *theta.shape) > 0
         and theta.shape[1] == V.shape[0]
         and (bias is None or bias.shape == V.shape[:1])
     )
@@ -104,7 +112,7 @@ def _order(weights: Mapping[str, tuple[int, ...]]) -> list[str]:
     for name in sorted(weights, key=lambda name: [int(digits) for digits in re.findall(r"\d+", name)]):
         families.setdefault(re.sub(r"\d+", "#", name), []).append(name)
     # Within a family the order is fixed; only how families interleave is searched, and not for a hostile file's 30!.
-    searched = _chains(list(families.values()), weights) if len(families) <= 8 else iter(())
+    searched = _chains(list(families.values()), weights) if len(families) <= _FAMILIES else iter((None,))
     chains = list(itertools.islice(searched, 2))
     if len(chains) == 1 and chains[0] is not None:
         return chains[0]
@@ -112,11 +120,14 @@ def _order(weights: Mapping[str, tuple[int, ...]]) -> list[str]:
     problem = "several orders of them fit" if len(chains) == 2 else "no order of them fits"
     if None in chains:
         problem = "there are too many orders to try"
+    if len(families) > _FAMILIES:
+        problem = f"{len(families)} different names are too many to try their orders"
     raise CheckpointError(
         f"expected weight matrices that chain from input to output, got {listed}: {problem}; name the layers 0, 1, 2, …"
     )
 
 
+_FAMILIES = 8
 _STEPS = 20_000
 """Far more than it takes to find two orders where there are two; without an end of steps there is none to dead ends."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -141,6 +141,8 @@ class MLP:
     """The width over which each hidden layer's kinks are spread; empty: not at all."""
     parity: int = 0
     """+1: with the even part of the activation alone, −1: with the odd part, 0: with all of it."""
+    assumed: bool = field(default=False, compare=False)
+    """Whether nobody said which activation it is."""
 
     @property
     def d(self) -> int:

@@ -48,17 +48,38 @@ _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(val
 _REBUILT = "torch._utils._rebuild_"
 _PLAIN = {f"{_REBUILT}tensor", f"{_REBUILT}tensor_v2", f"{_REBUILT}tensor_v3"}
 _AROUND = {f"{_REBUILT}parameter", f"{_REBUILT}parameter_with_state", "torch.nn.parameter.Parameter"}
-_OTHER = {f"{_REBUILT}qtensor", f"{_REBUILT}sparse_tensor", f"{_REBUILT}meta_tensor_no_storage"}
-_TENSORS = _PLAIN | _AROUND | _OTHER
+_QUANTISED = f"{_REBUILT}qtensor"
+_OTHER = {_QUANTISED, f"{_REBUILT}sparse_tensor", f"{_REBUILT}meta_tensor_no_storage"}
+_TYPED = "torch._tensor._rebuild_from_type_v2"
+"""Of a tensor with attributes: how to build it, its class, with what."""
+_TENSORS = _PLAIN | _AROUND | _OTHER | {_TYPED}
+_BESIDE = {
+    "argparse": ("Namespace",),
+    "collections": ("OrderedDict", "Counter", "defaultdict"),
+    "datetime": ("date", "datetime", "time", "timedelta", "timezone"),
+    "numpy": ("dtype", "ndarray"),
+    **dict.fromkeys(("numpy.core.multiarray", "numpy._core.multiarray"), ("_reconstruct", "scalar")),
+    **dict.fromkeys(
+        ("pathlib", "pathlib._local"), ("Path", "PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
+    ),
+    **dict.fromkeys(
+        ("builtins", "__builtin__"),
+        (
+            *("bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "long", "range"),
+            *("set", "slice", "str", "tuple", "unicode", "xrange"),
+        ),
+    ),
+}
+"""By module: the settings, scores and dates that people save with their weights."""
 _NAMES = {
     *_STORAGES,
     *_DTYPES,
     *_TENSORS,
-    *("collections.OrderedDict", "collections.Counter", "torch.Size", "torch.device", "_codecs.encode"),
+    *("torch.Tensor", "torch.Size", "torch.device", "_codecs.encode"),
     *("torch.per_tensor_affine", "torch.per_channel_affine", "torch.serialization._get_layout"),
-    *(f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "complex", "bytearray")),
+    *(f"{module}.{name}" for module, names in _BESIDE.items() for name in names),
 }
-"""What the pickle of an ordinary checkpoint asks for."""
+"""What the pickle of an ordinary checkpoint asks for. None of it is done, or even looked up."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +100,16 @@ class TorchFile:
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, Asked) and value.name in _TENSORS
 
+    def is_quantised(self, value: Any) -> bool:
+        return isinstance(value, Asked) and value.name == _QUANTISED
+
     def tensor(self, asked: Asked) -> Tensor:
         """The tensor; on no device (`meta`) if it is not a plain one. ValueError if it cannot be what it says it is."""
         for _ in range(4):  # a parameter may be wrapped around a parameter
             if asked.name in _AROUND:
                 asked = _one(Asked, asked.args[:1])
+            elif asked.name == _TYPED:
+                asked = Asked(_one(Name, asked.args[:1]).name, _one(tuple, asked.args[2:3]))
         if asked.name in _PLAIN and len(asked.args) >= 4:
             storage, offset, size, stride = asked.args[:4]
             more = asked.args[6:]
@@ -91,7 +117,7 @@ class TorchFile:
             if (more[1:] if dtype else more) not in ((), (None,)):
                 raise ValueError("a tensor that is to be conjugated or negated")
             return self._plain(_one(_Storage, (storage,)), dtype, offset, _shape(size), _sizes(stride))
-        if asked.name == f"{_REBUILT}qtensor" and len(asked.args) >= 3:
+        if asked.name == _QUANTISED and len(asked.args) >= 3:
             return torch.empty(_shape(asked.args[2]), dtype=_one(_Storage, asked.args[:1]).dtype, device="meta")
         if asked.name == f"{_REBUILT}sparse_tensor":
             return torch.empty((1, 1), layout=torch.sparse_coo, device="meta")
@@ -200,11 +226,14 @@ def _bytes(content: bytearray) -> Tensor:
 
 def _storage(said: Any) -> _Storage:
     """('storage', kind, key, device, count), and in old files None at the end."""
-    fits = isinstance(said, tuple) and len(said) in (5, 6) and said[0] in ("storage", b"storage")
+    fits = isinstance(said, tuple) and len(said) in (5, 6) and said[0] == "storage"
     if not fits or not isinstance(said[1], Name) or said[1].name not in _STORAGES or said[5:] not in ((), (None,)):
         raise ValueError("a reference to something that is no storage")
     (count,) = _sizes((said[4],))
-    return _Storage(_STORAGES[said[1].name], _one(str, (said[2],)), count)
+    key = _one(str, (said[2],))
+    if len(key) > 100:  # thousands of tensors may have it
+        raise ValueError("a storage of too long a name")
+    return _Storage(_STORAGES[said[1].name], key, count)
 
 
 def _dtype(value: Any) -> torch.dtype:

@@ -17,7 +17,7 @@ from torch import nn
 
 from recollect.errors import CheckpointError, RecollectError
 from recollect.shapes import Tensor
-from recollect.victim.checkpoint import check_tensor, read_checkpoint
+from recollect.victim.checkpoint import Checkpoint, check_tensor, read_checkpoint
 from recollect.victim.victim import Victim, differences
 
 _SHOWN = 3
@@ -56,21 +56,20 @@ def validate(
     input_shape: tuple[int, ...] | None = None,
 ) -> Validation:
     findings: list[Finding] = []
-    states: list[dict[str, Tensor]] = []
+    read: list[Checkpoint] = []
     if init is None:
         findings.append(_NO_START)
     for path in (init, trained):
         if path is None:
             continue
         try:
-            state, _ = read_checkpoint(path)
+            read.append(checkpoint := read_checkpoint(path))
         except CheckpointError as error:
             findings.append(replace(_stop(str(error)), severity=Severity.UNREADABLE))
             continue
-        states.append({name: tensor for name, tensor in state.items() if name.isprintable() and len(name) <= 200})
-        findings += [finding for finding in _of_names(state) if finding not in findings]
-        findings += _of_tensors(path, state)
-    if len(states) == 2 and (problems := differences(*states)):
+        findings += [finding for finding in _of_names(checkpoint) if finding not in findings]
+        findings += _of_tensors(checkpoint)
+    if len(read) == 2 and (problems := differences(*map(_shown, read))):
         shown = "; ".join(problems[:_SHOWN]) + (
             f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         )
@@ -87,7 +86,8 @@ def validate(
     if any(finding.severity is not Severity.LIMITS for finding in findings):
         return Validation(None, tuple(findings))
     try:
-        victim = Victim.load(init, trained, activation=activation, model=model, input_shape=input_shape)
+        before, after = read
+        victim = Victim.of(before, after, activation=activation, model=model, input_shape=input_shape)
     except RecollectError as error:
         return Validation(None, (*findings, _stop(str(error))))
     return Validation(victim, (*findings, *_of_rules(victim)))
@@ -127,9 +127,10 @@ _BATCH_NORM = Finding(
 _SPOKEN: tuple[tuple[re.Pattern[str], Finding], ...] = (
     (re.compile(r"lora_|\.lora|adapter"), _LORA),
     (re.compile(r"_packed_params|qweight|qzeros|zero_point|quant_state|absmax|weight_scale|\.SCB$"), _QUANTISED),
-    (re.compile(r"exp_avg|momentum_buffer|optimizer"), _OPTIMISER),
+    (re.compile(r"(^|\.)(exp_avg|exp_avg_sq|exp_inf|square_avg)$"), _OPTIMISER),
     (re.compile(r"running_mean$|num_batches_tracked$"), _BATCH_NORM),
 )
+"""What names tell. A `momentum_buffer` alone is no finding: sums of gradients stay sums of gradients."""
 _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[str], Finding]], ...] = (
     ((nn.modules.batchnorm._BatchNorm,), lambda name: _BATCH_NORM),
     (
@@ -167,14 +168,21 @@ def _stop(message: str) -> Finding:
     return Finding(Severity.STOPS, seen or message, "nothing can be said of this file", remedy if seen else "check it")
 
 
-def _of_names(state: dict[str, Tensor]) -> Iterable[Finding]:
+def _shown(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The tensors whose names can be repeated; the others are findings of their own."""
+    return {name: one for name, one in checkpoint.tensors.items() if name.isprintable() and len(name) <= 200}
+
+
+def _of_names(checkpoint: Checkpoint) -> Iterable[Finding]:
     for pattern, finding in _SPOKEN:
-        if any(pattern.search(name) for name in state):
+        beside = checkpoint.beside if finding is _OPTIMISER else ()
+        if any(pattern.search(name) for name in (*checkpoint.tensors, *beside)):
             yield finding
 
 
-def _of_tensors(path: Path, state: dict[str, Tensor]) -> Iterable[Finding]:
+def _of_tensors(checkpoint: Checkpoint) -> Iterable[Finding]:
     """Tensors that cannot be used, the first few of each file; precision that was lost before anybody looked."""
+    path, state = checkpoint.path, checkpoint.tensors
     unusable, integers = [], False
     for name, tensor in state.items():
         try:

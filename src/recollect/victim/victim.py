@@ -11,7 +11,7 @@ from torch import nn
 
 from recollect.errors import CheckpointError, OptionError, VictimError
 from recollect.shapes import Float, Tensor, Theta
-from recollect.victim.checkpoint import load_checkpoint
+from recollect.victim.checkpoint import Checkpoint, bare_names, is_extra, load_checkpoint
 from recollect.victim.infer import Architecture, infer_network
 from recollect.victim.module import ModuleNetwork
 from recollect.victim.network import MLP, Network
@@ -56,25 +56,40 @@ class Victim:
 
         The activation comes from the argument, else from the file (checkpoints made here say it), else it is ReLU.
         """
-        theta_f, metadata = load_checkpoint(Path(trained))
-        theta_0, earlier = (None, metadata) if init is None else load_checkpoint(Path(init))
-        if theta_0 is not None:
-            _check_same(theta_0, theta_f)
-            if all(torch.equal(theta_0[name], theta_f[name]) for name in theta_f):
+        after = load_checkpoint(Path(trained))
+        before = None if init is None else load_checkpoint(Path(init))
+        return cls.of(before, after, activation=activation, model=model, input_shape=input_shape)
+
+    @classmethod
+    def of(
+        cls,
+        before: Checkpoint | None,
+        after: Checkpoint,
+        *,
+        activation: str | None = None,
+        model: nn.Module | None = None,
+        input_shape: tuple[int, ...] | None = None,
+    ) -> Victim:
+        """The same from checkpoints that were read already."""
+        theta_0, theta_f = None if before is None else before.tensors, after.tensors
+        architecture = Architecture.from_metadata(after.metadata)
+        if before is not None:
+            _check_same(before.tensors, theta_f)
+            if all(torch.equal(before.tensors[name], theta_f[name]) for name in theta_f):
                 raise CheckpointError(
-                    f"expected weights before and after training, got the same weights in {init} and {trained}; "
-                    "give the checkpoint from before training first"
+                    f"expected weights before and after training, got the same weights in {before.path} and "
+                    f"{after.path}; give the checkpoint from before training first"
                 )
-        architecture, before = Architecture.from_metadata(metadata), Architecture.from_metadata(earlier)
-        if None not in (architecture.run, before.run) and architecture.run != before.run:
-            raise CheckpointError(
-                f"expected two checkpoints of one training run, got {init} and {trained} of two; train again, or "
-                "give the right pair"
-            )
+            earlier = Architecture.from_metadata(before.metadata)
+            if None not in (architecture.run, earlier.run) and architecture.run != earlier.run:
+                raise CheckpointError(
+                    f"expected two checkpoints of one training run, got {before.path} and {after.path} of two; train "
+                    "again, or give the right pair"
+                )
         shape = input_shape or architecture.input_shape
         if model is not None:
-            _check_model(model, theta_f)
-            return cls(model, theta_0, theta_f, input_shape=shape)
+            theta_f = _check_model(model, theta_f)
+            return cls(model, None if theta_0 is None else _check_model(model, theta_0), theta_f, input_shape=shape)
         network = infer_network(theta_f, activation or architecture.activation)
         if shape is not None and torch.Size(shape).numel() != network.d:
             shape = None
@@ -140,7 +155,8 @@ class Victim:
             return f"torch module, {network.d} inputs, {network.c} outputs"
         kind = "random features" if network.frozen else f"{network.depth}-layer network"
         biases = "with" if any(layer.bias for layer in network.layers) else "without"
-        return f"{kind}, widths {'–'.join(map(str, network.widths))}, {network.activation}, {biases} biases"
+        phi = f"{network.activation} (assumed)" if network.assumed else network.activation
+        return f"{kind}, widths {'–'.join(map(str, network.widths))}, {phi}, {biases} biases"
 
 
 def _check_names(network: Network, theta: Theta) -> None:
@@ -152,31 +168,41 @@ def _check_names(network: Network, theta: Theta) -> None:
         )
 
 
-def _check_model(model: nn.Module, theta: Theta) -> None:
-    own = model.state_dict()
+def _check_model(model: nn.Module, theta: Theta) -> dict[str, Tensor]:
+    """The weights by the model's own names, which may all begin with what reading took off."""
+    own = {name: value for name, value in model.state_dict().items() if not is_extra(name)}
+    full = {bare: name for name, bare in bare_names(own).items()}
+    theta = {full.get(name, name): value for name, value in theta.items()}
     problems = [f"{name} in the model alone" for name in own if name not in theta]
     problems += [f"{name} in the file alone" for name in theta if name not in own]
     problems += [
-        f"{name} {list(own[name].shape)} in the model and {list(theta[name].shape)} in the file"
+        f"{name} {_form(own[name])} in the model and {_form(theta[name])} in the file"
         for name in own
-        if name in theta and own[name].shape != theta[name].shape
+        if name in theta and _form(own[name]) != _form(theta[name])
     ]
     if problems:
         raise CheckpointError(
             f"expected the weights of the model given, got {'; '.join(problems[:4])}: give the model that was trained"
         )
+    return theta
 
 
 def differences(theta_0: Theta, theta_f: Theta) -> list[str]:
-    """Every way in which two checkpoints do not hold the same tensors in the same shapes."""
+    """Every way in which two checkpoints do not hold the same tensors in the same shapes, numbers for numbers."""
     problems = [f"{name} only before training" for name in theta_0 if name not in theta_f]
     problems += [f"{name} only after training" for name in theta_f if name not in theta_0]
     problems += [
-        f"{name} {list(theta_0[name].shape)} before and {list(theta_f[name].shape)} after"
+        f"{name} {_form(theta_0[name])} before and {_form(theta_f[name])} after"
         for name in theta_f
-        if name in theta_0 and theta_0[name].shape != theta_f[name].shape
+        if name in theta_0 and _form(theta_0[name]) != _form(theta_f[name])
     ]
     return problems
+
+
+def _form(tensor: Tensor) -> str:
+    """Its shape, and its type if that is not one of weights: float32 may become float16, but no counter."""
+    kind = "" if tensor.is_floating_point() else f" {tensor.dtype}".replace("torch.", "")
+    return f"{list(tensor.shape)}{kind}"
 
 
 def _check_same(theta_0: Theta, theta_f: Theta) -> None:
