@@ -25,7 +25,6 @@ from recollect.theory import (
     hermite,
     k_infinity,
     k_slope,
-    log_C,
     log_eigenvalues,
     price,
 )
@@ -105,29 +104,6 @@ def test_the_bump_is_the_sum_of_its_harmonics(d: int, delta: float) -> None:
     )
     assert np.abs(series - shape).max() < 1e-4
     assert shape[0] == 1
-
-
-@pytest.mark.parametrize("d", [2, 3])
-@each
-def test_C_is_the_norm_of_a_function_near_the_bump(name: str, d: int) -> None:
-    """Made again here with points and a Gram instead of harmonics: a ridge regression has a norm of the same order."""
-    looser, tighter = (log_C(name, d, 1.5, tolerance) for tolerance in (0.3, 0.1))
-    assert looser < tighter < log_C(name, d, 1.0, 0.1)
-    if d == 2:
-        angle = 2 * math.pi * np.arange(64) / 64
-        K = Zonal(name)(np.cos(angle[:, None] - angle[None, :]))
-        f = bump(2 * math.sqrt(2) * np.abs(np.sin(angle / 2)), 1.5)
-        norms = []
-        for ridge in 10.0 ** np.arange(-12, 3):
-            beta = np.linalg.solve(K + ridge * np.eye(64), f)
-            if np.abs(K @ beta - f).max() <= 0.3:
-                norms.append(float(beta @ K @ beta))
-        assert norms
-        assert math.log(min(norms)) <= looser + math.log(1.5)  # sup on points is weaker than a sum of coefficients
-    with pytest.raises(OptionError, match="tolerance"):
-        log_C(name, d, 1.0, 2.0)
-    with pytest.raises(OptionError, match="separation"):
-        log_C(name, d, 100.0, 0.1)
 
 
 def test_only_circles_and_spheres_are_expanded() -> None:

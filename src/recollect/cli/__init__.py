@@ -28,16 +28,18 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter gets a question mark
+    given = sys.argv[1:] if arguments is None else arguments
     try:
         code = app(
-            sys.argv[1:] if arguments is None else arguments,
+            given,
             exit_on_error=False,
             print_error=False,
             result_action="return_value",
         )
         return code if isinstance(code, int) else 0
     except cyclopts.CycloptsError as error:
-        return _fail(f"{' '.join(str(error).split())} See: recollect --help", 2)
+        known = given[:1] if given and not isinstance(error, cyclopts.UnknownCommandError) else []
+        return _fail(f"{' '.join(str(error).split())} See: {' '.join(['recollect', *known, '--help'])}", 2)
     except RecollectError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:

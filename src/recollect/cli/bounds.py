@@ -25,6 +25,8 @@ bounds = App(
 )
 app.command(bounds)
 _TEN = math.log(10)
+_LARGEST = 1e6
+"""Of |log₁₀ C|: far beyond use, and the width keeps nine digits of its logarithm."""
 
 
 @bounds.command
@@ -57,7 +59,10 @@ def lemma(
     terminal, phi = Terminal(json=json), bounded(activation)
     known = Lemma(dim, phi.M, phi.L)
     if [epsilon, delta, width].count(None) != 1:
-        raise OptionError("expected two of --epsilon, --delta and --width, got another number; the third is the answer")
+        given = {"--epsilon": epsilon, "--delta": delta, "--width": width}
+        raise OptionError(
+            f"expected two of --epsilon, --delta and --width, got {_named(given)}; give two, the third is the answer"
+        )
     log_epsilon = None if epsilon is None else _log("--epsilon", epsilon)
     log_delta = None if delta is None else _log("--delta", delta)
     if width is not None and width < 1:
@@ -79,17 +84,15 @@ def lemma(
         **_facts(activation, dim),
         "epsilon": math.exp(log_epsilon) if epsilon is None else epsilon,
         "delta": _exp(log_delta) if delta is None else delta,
-        "log10_delta": log_delta / _TEN,
-        "net_radius": _exp(known.log_best_radius(math.exp(log_width), log_epsilon)),
-        **_wide(log_width if width is None else math.log(width)),
+        "log10_delta": log_delta / _TEN if math.isfinite(log_delta) else None,
+        "net_radius": _exp(known.log_best_radius(log_width, log_epsilon)),
+        **_wide(log_width),
+        "vacuous": log_delta >= 0 or log_epsilon >= math.log(2 * phi.M**2),
     }
     if width is not None:
         facts["width"] = width
-    if epsilon is None or delta is None:
-        vacuous = log_delta >= 0 or log_epsilon >= math.log(2 * phi.M**2)
-        facts["vacuous"] = vacuous
     terminal.table({name: value for name, value in facts.items() if value is not None})
-    if facts.get("vacuous"):
+    if facts["vacuous"]:
         terminal.say("· This says nothing: |k_p − k_∞| ≤ 2M² always, and no probability exceeds 1.")
     terminal.answer(facts)
     return 0
@@ -132,7 +135,7 @@ def theorem(
     log10_constant
         Its logarithm, where it is too large to write.
     separation
-        Δ, the distance between training points: C is then bounded from above by kernel regression (dimensions 2 and 3).
+        Δ, the distance between training points: C is then bounded from above by an explicit g_j (dimensions 2 and 3).
     """
     return _theorem(dim, dim, alpha, alpha_hat, c, delta, activation, (constant, log10_constant, separation), json)
 
@@ -177,7 +180,7 @@ def corollary(
     log10_constant
         Its logarithm, where it is too large to write.
     separation
-        Δ in d dimensions: C is then bounded from above by kernel regression (ranks 2 and 3).
+        Δ in d dimensions: C is then bounded from above by an explicit g_j (ranks 2 and 3).
     """
     return _theorem(dim, rank, alpha, alpha_hat, c, delta, activation, (constant, log10_constant, separation), json)
 
@@ -196,8 +199,10 @@ def _theorem(
     terminal, phi = Terminal(json=json), bounded(activation)
     constant, log10_constant, separation = given
     if given.count(None) != 2:
+        names = dict(zip(("--constant", "--log10-constant", "--separation"), given, strict=True))
         raise OptionError(
-            "expected one of --constant, --log10-constant and --separation, got another number; choose one"
+            f"expected one of --constant, --log10-constant and --separation, got {_named(names)}; "
+            "give --separation in 2 or 3 dimensions, a constant of your own in others"
         )
     log_recovery_epsilon(0.0, alpha, alpha_hat, c)  # says what is wrong with these
     facts: dict[str, Any] = _facts(activation, d) | ({"rank": r} if r != d else {})
@@ -207,6 +212,11 @@ def _theorem(
         log_constant = log_C(activation, r, scaled * separation, tolerance)
         facts |= {"separation": separation, "separation_used": scaled * separation, "constant_is": "an upper bound"}
     else:
+        if log10_constant is not None and not abs(log10_constant) <= _LARGEST:
+            raise OptionError(
+                f"expected --log10-constant between −{_LARGEST:g} and {_LARGEST:g}, got {log10_constant:g}; "
+                "give the logarithm of C, not C"
+            )
         log_constant = _log("--constant", constant) if constant is not None else _TEN * (log10_constant or 0.0)
     known, log_delta = Lemma(r, phi.M, phi.L), _log("--delta", delta)
     log_epsilon = log_recovery_epsilon(log_constant, alpha, alpha_hat, c)
@@ -225,6 +235,11 @@ def _theorem(
     terminal.table({name: value for name, value in facts.items() if value is not None})
     terminal.answer(facts)
     return 0
+
+
+def _named(given: dict[str, float | None]) -> str:
+    """The options that were given, in words."""
+    return " and ".join(name for name, value in given.items() if value is not None) or "none"
 
 
 def _facts(activation: str, d: int) -> dict[str, Any]:

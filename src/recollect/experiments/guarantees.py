@@ -132,7 +132,7 @@ def _least_width(sizes: Sizes, d: int, r: int, solver: str, seed: int) -> Row:
 
 
 def _promised(X: Float[Tensor, "n d"], r: int) -> Row:
-    """What the theorem asks for at α = K_∞⁻¹y, to which α tends in wide networks, and the best case α̂ = α."""
+    """What the theorem asks for at α = K_∞⁻¹y and α̂ = α, the limit of wide networks."""
     d = X.shape[1]
     K = torch.from_numpy(Zonal(NAME)((X @ X.T / d).numpy()))
     form = ClosedForm(torch.linalg.solve(K, _labels(len(X))), float(torch.pdist(X).min()))
@@ -150,10 +150,13 @@ def _labels(n: int) -> Float[Tensor, "n 1"]:
 
 
 def _victim(n: int, d: int, r: int, p: int, seed: int) -> tuple[Training, Float[Tensor, "n d"], Float[Tensor, "d r"]]:
-    """Random features of N(0, 1/d) and biases of N(0, 1); n points evenly apart as far as chance allows, labels ±1."""
-    generator = stream("guarantee", seed)
-    U = torch.linalg.qr(torch.randn(d, r, generator=generator, dtype=torch.float64))[0]
-    many = torch.nn.functional.normalize(torch.randn(50, n, r, generator=generator, dtype=torch.float64), dim=2)
+    """Random features of N(0, 1/d) and biases of N(0, 1); n points evenly apart as far as chance allows, labels ±1.
+
+    The points have a stream of their own: (d, r) and (r, r) have the same ones, but for a rotation and the radius.
+    """
+    of_points, of_space = stream("guarantee points", seed), stream("guarantee subspace", seed)
+    U = torch.linalg.qr(torch.randn(d, r, generator=of_space, dtype=torch.float64))[0]
+    many = torch.nn.functional.normalize(torch.randn(50, n, r, generator=of_points, dtype=torch.float64), dim=2)
     apart = torch.cdist(many, many) + 10 * torch.eye(n, dtype=torch.float64)
     X = math.sqrt(d) * many[apart.amin((1, 2)).argmax()] @ U.T
     network = random_features(d, p, 1, bias=True, activation=NAME)
@@ -217,8 +220,9 @@ def _draw_deviation(axes: Axes, rows: Sequence[Row]) -> None:
     )
     axes.set_xticks(widths, [f"{p}" for p in widths])
     axes.minorticks_off()
+    axes.set_ylim(bottom=0.3 * min(row["measured"] for row in rows))  # room for the legend
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
 
 
 def _draw_failure(axes: Axes, rows: Sequence[Row]) -> None:
@@ -239,7 +243,7 @@ def _draw_failure(axes: Axes, rows: Sequence[Row]) -> None:
         title=f"failing, p = {rows[0]['p']}\n{len(values)} draws",
     )
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8, loc="lower left")
+    axes.legend(frameon=False, fontsize=8, loc="center", bbox_to_anchor=(0.655, 0.3))
 
 
 def _draw_widths(axes: Axes, rows: Sequence[Row]) -> None:

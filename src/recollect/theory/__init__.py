@@ -7,10 +7,11 @@ from recollect.theory.bounds import (
     subspace_separation,
     whole,
 )
+from recollect.theory.constant import log_C
 from recollect.theory.deviation import deviation, features
 from recollect.theory.discrepancy import Chain, chain, mmd
 from recollect.theory.kernel import BOUNDED, Bounded, Zonal, bounded, k_infinity, k_slope, price
-from recollect.theory.spectrum import bump, hermite, log_C, log_eigenvalues
+from recollect.theory.spectrum import bump, hermite, log_eigenvalues
 
 __all__ = [
     "BOUNDED",

@@ -82,15 +82,21 @@ class Lemma:
 
     def log_delta(self, width: int | float, log_epsilon: float) -> float:
         """ln of the smallest δ for which p = `width` guarantees ε; 0 or more says nothing."""
+        if not width > 0:
+            raise OptionError(f"expected a positive width, got {width:g}; give --width")
         d = self.d
-        exponent = math.exp(math.log(width) + 2 * log_epsilon - 4 * math.log(self.M) - math.log(8 * (2 * d + 1)))
+        exponent = self.exponent(math.log(width), log_epsilon) / (2 * d + 1)
         return math.log(2 + 4 * d) + 2 * d / (2 * d + 1) * (math.log(6) + self.log_scale() - log_epsilon) - exponent
 
-    # The steps of the proof.
+    # The steps of the proof, for ln p: their p may have hundreds of digits too.
 
-    def log_hoeffding(self, width: int | float, log_epsilon: float) -> float:
+    def exponent(self, log_width: float, log_epsilon: float) -> float:
+        """pε²/(8M⁴); infinite where it is too large for a float."""
+        return _exp(log_width + 2 * log_epsilon - 4 * math.log(self.M) - math.log(8))
+
+    def log_hoeffding(self, log_width: float, log_epsilon: float) -> float:
         """ln of 2exp(−pε²/(8M⁴)), which bounds P[|k_p(x, y) − k_∞(x, y)| ≥ ε/2] for one pair."""
-        return math.log(2) - width * math.exp(2 * log_epsilon - 4 * math.log(self.M)) / 8
+        return math.log(2) - self.exponent(log_width, log_epsilon)
 
     def log_net(self, radius: float) -> float:
         """ln of (3√d/r)^d ≥ T, the size of an r-net of the sphere; r ≤ √d."""
@@ -103,16 +109,16 @@ class Lemma:
         self.log_net(radius)
         return math.floor((1 + 2 * math.sqrt(self.d) / radius) ** self.d)
 
-    def log_best_radius(self, width: int | float, log_epsilon: float) -> float:
+    def log_best_radius(self, log_width: float, log_epsilon: float) -> float:
         """ln r*, the radius at which the two ways to fail are least likely together."""
         d = self.d
         inside = math.log(d) + 2 * d * math.log(3 * math.sqrt(d)) + log_epsilon - math.log(2 * self.L * self.M)
-        return inside / (2 * d + 1) - width * math.exp(2 * log_epsilon - 4 * math.log(self.M)) / (8 * (2 * d + 1))
+        return (inside - self.exponent(log_width, log_epsilon)) / (2 * d + 1)
 
-    def failure(self, width: int | float, log_epsilon: float, log_radius: float) -> float:
+    def failure(self, log_width: float, log_epsilon: float, log_radius: float) -> float:
         """2(3√d/r)^{2d}exp(−pε²/(8M⁴)) + 8rLM/ε: a pair of the net deviates, or the slope is too large between."""
         d = self.d
-        nets = 2 * d * (math.log(3 * math.sqrt(d)) - log_radius) + self.log_hoeffding(width, log_epsilon)
+        nets = 2 * d * (math.log(3 * math.sqrt(d)) - log_radius) + self.log_hoeffding(log_width, log_epsilon)
         slope = math.log(8 * self.L * self.M) + log_radius - log_epsilon
         return _exp(nets) + _exp(slope)
 
@@ -127,6 +133,8 @@ def log_recovery_epsilon(log_C: float, alpha: float, alpha_hat: float, c: float)
             raise OptionError(f"expected {name} > 0, got {value:g}; every |α_i| must be at least c > 0")
     if not (math.isfinite(alpha_hat) and alpha_hat >= 0):
         raise OptionError(f"expected ‖α̂‖₁ ≥ 0, got {alpha_hat:g}; give the coefficients that were found")
+    if not math.isfinite(alpha + alpha_hat):
+        raise OptionError(f"expected ‖α‖₁ + ‖α̂‖₁ below 10³⁰⁸, got {alpha:g} + {alpha_hat:g}; scale the labels down")
     if c > alpha:
         raise OptionError(f"expected c = min |α_i| of at most ‖α‖₁ = {alpha:g}, got {c:g}; check the two")
     return 2 * math.log(c) - math.log(4) - log_C - 2 * math.log(alpha + alpha_hat)

@@ -1,16 +1,11 @@
-"""The expansion of k_∞ on a small sphere, and C: what the theorem leaves as a constant, bounded from above.
+"""The expansion of k_∞ and of the proof's bump on a small sphere.
 
 Mehler's formula with the Hermite coefficients a_k = E[φ(√2 z)h_k(z)], and the powers of (1 + t)/2 in zonal harmonics:
 
     k_∞(t) = Σ_k a_k²((1 + t)/2)^k = Σ_m λ_m Z_m(t),    Z_m(t) = cos(m·arccos t) for d = 2, P_m(t) for d = 3
 
 All terms are positive, so λ_m loses no digits however small it is. For g = Σ g_m Z_m(⟨·, x_j⟩/d) the norm in H_∞ is
-‖g‖² = Σ g_m²/λ_m. The proof wants a g_j within ε̃ of the bump f_j around x_j (eq:cont_fct), and C = max_j ‖g_j‖². Here
-
-    g_m = f_m·λ_m/(λ_m + μ),   the largest μ with Σ_m |f_m − g_m| ≤ ε̃
-
-(kernel regression to f_j with a ridge μ). |Z_m| ≤ 1, so this g is admissible and its norm bounds C from above.
-C depends on Δ, and through ε̃ = c/(4(‖α‖₁ + ‖α̂‖₁)) on the coefficients as well.
+‖g‖² = Σ g_m²/λ_m.
 """
 
 from __future__ import annotations
@@ -26,8 +21,9 @@ from recollect.theory.kernel import VARIANCE, bounded
 
 Array = np.ndarray
 _DEGREES = 400
-"""Hermite coefficients; each adds its positive part, so leaving out the rest makes λ_m smaller and the bound larger."""
-_GRID = 4096
+"""Hermite coefficients; each adds its positive part, so leaving out the rest makes λ_m smaller and norms larger."""
+_NODES = 1024
+"""Of Gauss–Legendre on the cap: two and more for each half wave of the last harmonic."""
 _TRUSTED = 1e-13
 """Smaller Hermite coefficients are lost in the rounding of their integrals, and left out."""
 
@@ -63,10 +59,14 @@ def hermite(name: str, degrees: int = _DEGREES) -> Array:
     return np.where(np.abs(found) > _TRUSTED, found, 0.0)
 
 
+@cache
 def log_eigenvalues(name: str, d: int, degrees: int = _DEGREES) -> Array:
     """ln λ_m, m = 0 … degrees − 1."""
     if d not in (2, 3):
-        raise OptionError(f"expected d = 2 or 3 for the expansion of k_∞, got {d}; the others are not worked out here")
+        raise OptionError(
+            f"expected 2 or 3 dimensions for the expansion of k_∞ that bounds C, got {d}; "
+            "give --constant or --log10-constant instead of --separation"
+        )
     with np.errstate(divide="ignore"):
         log_a = 2 * np.log(np.abs(hermite(name, degrees)))
     k = np.arange(degrees)
@@ -79,6 +79,7 @@ def log_eigenvalues(name: str, d: int, degrees: int = _DEGREES) -> Array:
         else:  # (2m + 1)/2·∫((1 + t)/2)^k P_m dt
             part = math.log(2 * m + 1) + 2 * gammaln(n + 1) - gammaln(n - m + 1) - gammaln(n + m + 2)
         found[m] = logsumexp(log_a[m:] + part) if np.isfinite(log_a[m:]).any() else -math.inf
+    found.setflags(write=False)  # it is remembered
     return found
 
 
@@ -89,60 +90,25 @@ def bump(distance: Array, delta: float) -> Array:
         return np.asarray(np.where(squared < delta**2, np.exp(squared / np.minimum(squared - delta**2, -1e-300)), 0.0))
 
 
+def harmonics(angle: Array, degrees: int, d: int) -> Array:
+    """Z_m at these angles, a column for each m < degrees."""
+    if d == 2:
+        return np.asarray(np.cos(np.outer(angle, np.arange(degrees))))
+    return np.asarray(np.polynomial.legendre.legvander(np.cos(angle), degrees - 1))
+
+
 def bump_coefficients(delta: float, d: int, degrees: int = _DEGREES) -> Array:
-    """f_m of the bump on the sphere of radius √d, about which it turns."""
-    radius = math.sqrt(d)
+    """f_m of the bump on the sphere of radius √d: ∫fZ_m/∫Z_m² over the cap that it covers."""
+    radius, m = math.sqrt(d), np.arange(degrees)
     if not 0 < delta <= 2 * radius:
         raise OptionError(f"expected a separation Δ in (0, 2√d], got {delta:g}; the sphere has radius √d")
+    t, weight = _legendre(_NODES)
+    edge = math.asin(delta / (2 * radius))  # half the cap's angle
+    angle, weight = edge * (t + 1), edge * weight
+    f = weight * bump(2 * radius * np.sin(angle / 2), delta)
     if d == 2:
-        theta = 2 * np.pi * np.arange(_GRID) / _GRID
-        values = np.fft.rfft(bump(2 * radius * np.sin(theta / 2), delta)).real / _GRID
-        values[1:] *= 2
-        return np.asarray(values[:degrees])
-    t, weight = _legendre(_GRID // 4)
-    # The bump covers a small cap: nodes there alone.
-    low = max(-1.0, 1 - delta**2 / (2 * d))
-    t, weight = low + (t + 1) * (1 - low) / 2, weight * (1 - low) / 2
-    f = bump(radius * np.sqrt(np.maximum(0.0, 2 - 2 * t)), delta) * weight
-    before, here, found = np.ones_like(t), t, []
-    for m in range(degrees):
-        polynomial = before if m == 0 else here
-        found.append((2 * m + 1) / 2 * float(f @ polynomial))
-        if m >= 1:
-            before, here = here, ((2 * m + 1) * t * here - m * before) / (m + 1)
-    return np.array(found)
-
-
-def log_C(name: str, d: int, delta: float, tolerance: float, degrees: int = _DEGREES) -> float:
-    """ln of an upper bound on C for a separation Δ and ε̃ = `tolerance`."""
-    if not 0 < tolerance < 1:
-        raise OptionError(f"expected a tolerance ε̃ in (0, 1), got {tolerance:g}; it is c/(4(‖α‖₁ + ‖α̂‖₁))")
-    f, log_eigen = bump_coefficients(delta, d, degrees), log_eigenvalues(name, d, degrees)
-    # What lies beyond: the bump at its own point is 1, and an even smooth function's coefficients sum to that.
-    beyond = _beyond(f, d, delta)
-    size = np.abs(f)
-
-    def left(log_mu: float) -> float:
-        return float((size / (1 + np.exp(np.minimum(log_eigen - log_mu, 700)))).sum()) + beyond
-
-    low, high = float(log_eigen[np.isfinite(log_eigen)].min()) - 50, float(log_eigen.max()) + 50
-    if left(low) > tolerance:
-        raise OptionError(
-            f"expected {degrees} harmonics to come within {tolerance:g} of the bump, got {left(low):.2g}; "
-            f"Δ = {delta:g} is too small for this bound"
-        )
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if left(middle) <= tolerance else (low, middle)
-    used = (size > 0) & np.isfinite(log_eigen)
-    ratio = -np.logaddexp(0, low - log_eigen[used])  # ln(λ/(λ + μ))
-    return float(logsumexp(2 * np.log(size[used]) + 2 * ratio - log_eigen[used]))
-
-
-def _beyond(f: Array, d: int, delta: float) -> float:
-    """Σ|f_m| of the harmonics that were left out, from as many again."""
-    more = bump_coefficients(delta, d, min(2 * len(f), _GRID // 4))[len(f) :]
-    return float(np.abs(more).sum())
+        return np.asarray((f @ harmonics(angle, degrees, d)) * np.where(m, 2, 1) / math.pi)
+    return np.asarray(((f * np.sin(angle)) @ harmonics(angle, degrees, d)) * (2 * m + 1) / 2)
 
 
 def _hermite_functions(z: Array, degrees: int) -> Array:
