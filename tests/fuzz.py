@@ -66,12 +66,15 @@ from PIL import Image
 from sweeps import PLAN
 
 from recollect import FullSpace, GradientDescent, Projection, Victim, reconstruct
+from recollect.audit import caveats
 from recollect.data import load_dataset
 from recollect.errors import RecollectError
 from recollect.experiments.job import Job
 from recollect.experiments.plan import read_plan
 from recollect.experiments.store import RESULTS, Store
 from recollect.experiments.table import KINDS, SECONDS, csv_bytes, read_table, scored, table
+from recollect.history import history
+from recollect.inspection import inspect
 from recollect.records import CHECKPOINT, FACTS, TENSORS, FileCheckpoint, read_reconstruction
 from recollect.result import Saved
 from recollect.truth import read_truth
@@ -156,7 +159,13 @@ def _load_victim(folder: Path) -> None:
 
 
 def _validate(folder: Path) -> None:
-    for finding in validate(*_paths(folder)).findings:
+    """All that an audit does before it attacks."""
+    checked = validate(*_paths(folder))
+    findings = checked.findings
+    if checked.victim is not None:
+        inspect(checked.victim)
+        findings += (*history(checked.victim).findings, *caveats(checked.victim))
+    for finding in findings:
         if not str(finding).isprintable():
             raise AssertionError("a finding that cannot be shown")
 
