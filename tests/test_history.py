@@ -80,6 +80,13 @@ def test_weight_decay_is_measured_and_undone(decay: float) -> None:
     assert spectrum(plain).gap > 20
 
 
+def test_weights_that_start_at_zero_have_nothing_to_decay() -> None:
+    before, after, _ = trained()
+    victim = victim_of({name: torch.zeros_like(value) for name, value in before.items()}, after)
+    assert weight_decay(victim) == 0
+    assert history(victim).decay == 0
+
+
 @pytest.mark.parametrize("lr", [1e-3, 1e-4])
 def test_adam_is_seen(lr: float) -> None:
     assert "more alike in size" in said(*trained("Adam", lr=lr)[:2])

@@ -115,8 +115,10 @@ def weight_decay(victim: Victim) -> float:
         rank, _, found = gap_rule(s, delta.shape, floor)
         right = Vh[rank if found else len(s) // 2 :].T
         left, before = delta @ right, W0 @ right
+        if not bool(before.any()):  # nothing was there to decay
+            return 0.0
         product = float((left * before).sum())
-        last, decay = decay, -product / float(before.square().sum())
+        last, decay = decay, -product / max(float(before.square().sum()), 1e-300)
         cosine = -product / max(float(left.norm() * before.norm()), 1e-300)
         if cosine < _DECAY_COSINE:
             return 0.0
