@@ -311,6 +311,24 @@ def test_nothing_of_an_earlier_audit_is_left_beside_one_that_found_nothing(
     assert not (out / "reconstruction.safetensors").exists()
 
 
+def test_an_optimiser_saved_beside_the_weights_is_no_proof_of_safety(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim, _ = easy()
+    assert victim.theta_0 is not None
+    null = shuffled(victim, 0)  # in which nothing is found
+    adam = {"state": {0: {"exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}}}
+    verdicts = []
+    for name, beside in (("plain", {}), ("adam", {"optimizer": adam})):
+        torch.save({"model": dict(victim.theta_0)}, tmp_path / "init.pt")
+        torch.save({"model": dict(null.theta_f), **beside}, tmp_path / f"{name}.pt")
+        files = [str(tmp_path / "init.pt"), str(tmp_path / f"{name}.pt")]
+        options = ["--out", str(tmp_path / name), "--n", "6", "--budget", "4s", "--activation", "relu", "--json"]
+        assert main(["audit", *files, *options, "--device", "cpu"]) == 0
+        verdicts.append(json.loads(capsys.readouterr().out)["verdict"])
+    assert verdicts == ["not exposed within budget", "cannot be judged"]
+
+
 def test_files_that_cannot_be_read_are_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "b.pt").write_bytes(b"nothing")
     assert main(["audit", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), "--out", str(tmp_path / "out")]) == 2

@@ -42,8 +42,11 @@ class History:
     decay: float
     """c; 0 where none was seen."""
     findings: tuple[Finding, ...]
-    fits: bool = True
-    """Whether Δθ can be a combination of gradients at its ends; if not, what is not found tells nothing."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether Δθ can be a combination of gradients at its ends; if not, what is not found tells nothing."""
+        return not any(finding.misfit for finding in self.findings)
 
     @property
     def biased(self) -> bool:
@@ -59,7 +62,7 @@ def history(victim: Victim) -> History:
     decay = 0.0 if decay > _ALL_GONE else decay
     findings, related = _relation(victim)
     if not (decay or related):
-        return History(0.0, tuple(findings), fits=False)
+        return History(0.0, tuple(findings))
     if decay:
         findings = findings if related else []
         findings.append(
@@ -88,8 +91,7 @@ def history(victim: Victim) -> History:
                 "if the weights before rounding exist, audit those too: they tell more",
             )
         )
-    beside, fits = _outside(victim, named=bool(grid))
-    return History(decay, (*findings, *beside), fits)
+    return History(decay, (*findings, *_outside(victim, named=bool(grid))))
 
 
 def undecayed(victim: Victim, decay: float) -> Victim:
@@ -143,6 +145,7 @@ def _relation(victim: Victim) -> tuple[list[Finding], bool]:
                 "the one is not where the training of the other started, or training (or weight decay) went far beyond "
                 "what its gradients at either end explain",
                 "give the checkpoint from before the first step",
+                misfit=True,
             )
         ]
         return unrelated, False
@@ -178,12 +181,12 @@ def _values(tensor: Tensor) -> int:
     return 1 + int((ordered[1:] != ordered[:-1]).sum())
 
 
-def _outside(victim: Victim, *, named: bool) -> tuple[list[Finding], bool]:
-    """What lies beside the data in ΔW_1, and whether the method fits what made it."""
+def _outside(victim: Victim, *, named: bool) -> list[Finding]:
+    """What lies beside the data in ΔW_1."""
     try:
         found = spectrum(victim)
     except VictimError:
-        return [], True
+        return []
     delta = victim.delta_W1()
     assert delta is not None
     assert victim.network.first is not None
@@ -191,8 +194,8 @@ def _outside(victim: Victim, *, named: bool) -> tuple[list[Finding], bool]:
     floor = rounding(victim.theta_f[victim.network.first.weight])
     if sigma and sigma * (math.sqrt(delta.shape[0]) + math.sqrt(delta.shape[1])) > ROUNDINGS * floor:
         if named:
-            return [], True
-        noise = [
+            return []
+        return [
             Finding(
                 Severity.LIMITS,
                 f"the first layer's change holds noise of {sigma:.1e} in every entry",
@@ -201,14 +204,13 @@ def _outside(victim: Victim, *, named: bool) -> tuple[list[Finding], bool]:
                 "nothing to do: noise is a defence, and this audit says how far it goes",
             )
         ]
-        return noise, True
     if found.found and found.rank < min(delta.shape) // 2:
-        return [], True
+        return []
     entries = delta[:, delta.any(0)]
     entries = entries[entries.any(1)]
     even = float(entries.abs().mean().square() / entries.square().mean())
     if even > _EVEN:
-        rescaled = [
+        return [
             Finding(
                 Severity.LIMITS,
                 f"the entries of the first layer's change are more alike in size than gradients are ({even:.2f}, "
@@ -216,10 +218,10 @@ def _outside(victim: Victim, *, named: bool) -> tuple[list[Finding], bool]:
                 "an optimiser rescaled them one by one (Adam, RMSprop, signs); Δθ is then no combination of gradients, "
                 "and the method does not fit",
                 "expect little, and do not take a failure for safety",
+                misfit=True,
             )
         ]
-        return rescaled, False
-    return [], True
+    return []
 
 
 def _noise(delta: Float[Tensor, "p d"], found: Spectrum) -> float:

@@ -19,6 +19,7 @@ from recollect.cli.common import (
     Seed,
     announce_svd,
     app,
+    check_count,
     check_seed,
     load_victim,
 )
@@ -65,11 +66,10 @@ def inspect(
         Of one input to --model, for instance 3,32,32.
     """
     terminal, where = Terminal(json=json), choose_device(device)
+    check_count(n)
     victim = load_victim(paths, activation, model, input_shape)
     announce_svd(terminal, victim)
     looked = inspect_victim(victim)
-    if n != "auto" and n < 1:
-        raise OptionError(f"expected --n of at least 1, got {n}; give the number of training points, or auto")
     settings = outlook(victim, looked, looked.rank if n == "auto" else n, Machine.measured(where))
     values = None if looked.spectrum is None else looked.spectrum.singular_values.tolist()
     rows: dict[str, object] = {

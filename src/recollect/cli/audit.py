@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from recollect.cli.common import (
     Json,
     Seed,
     app,
+    check_count,
     check_seed,
     checkpoints,
     network_options,
@@ -80,8 +81,7 @@ def audit(
 
     terminal = Terminal(json=json)
     check_seed(seed)
-    if n != "auto" and n < 1:
-        raise OptionError(f"expected --n of at least 1, got {n}; give the number of training points, or auto")
+    check_count(n)
     seconds, limit, where = _seconds(budget), None if memory is None else _bytes(memory), choose_device(device)
     init, trained = _pair(paths)
     check_writable(out)
@@ -107,7 +107,8 @@ def audit(
             "give the inputs this model was trained on"
         )
     past = history(victim)
-    findings += (*past.findings, *caveats(victim))
+    past = replace(past, findings=(*findings, *past.findings))  # an optimiser's state beside the weights is history too
+    findings = (*past.findings, *caveats(victim))
     _tell(terminal, findings)
     done = run_audit(
         victim,

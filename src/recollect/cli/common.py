@@ -139,6 +139,11 @@ def score_json(score: Score) -> dict[str, Any]:
     }
 
 
+def check_count(n: int | Literal["auto"]) -> None:
+    if n != "auto" and n < 1:
+        raise OptionError(f"expected --n of at least 1, got {n}; give the number of training points, or auto")
+
+
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**32:
         raise OptionError(f"expected --seed between 0 and {2**32 - 1}, got {seed}; choose one of those")

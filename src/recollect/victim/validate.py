@@ -35,6 +35,8 @@ class Finding:
     seen: str
     consequence: str
     remedy: str
+    misfit: bool = False
+    """Whether the method does not fit what made these weights: what is not found then tells nothing."""
 
     def __str__(self) -> str:
         return f"{self.seen}: {self.consequence}; {self.remedy}"
@@ -116,6 +118,7 @@ _OPTIMISER = Finding(
     "an optimiser's running averages lie beside the weights",
     "training was not plain gradient descent: Δθ is a combination of gradients that were rescaled entry by entry",
     "publish without them; expect less than this method finds for plain gradient descent",
+    misfit=True,
 )
 _BATCH_NORM = Finding(
     Severity.LIMITS,
