@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -57,14 +58,27 @@ def test_seeds_that_share_their_products_give_what_each_gives_alone(
     solver = GradientDescent(iterations=40, step_size=20.0)
     seeds = [3, 0, 7, 7, 2]
     together = _together(problem, solver, problem.span(5), 5, seeds, at_once)
-    alone = reconstruct_seeds(victim, 5, attack, seeds=seeds, device="cpu")
-    assert len(together) == len(alone) == 5
-    for a, b, seed in zip(together, alone, seeds, strict=True):
+    alone = [reconstruct(victim, 5, attack, seed=seed, device="cpu") for seed in seeds]
+    for a, b in zip(together, alone, strict=True):
         torch.testing.assert_close(a.inputs, b.inputs, rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(a.trace, b.trace, rtol=1e-8, atol=1e-12)
         assert (a.status, a.step_size, a.rank, a.span) == (b.status, b.step_size, b.rank, b.span)
-        assert torch.equal(b.inputs, reconstruct(victim, 5, attack, seed=seed, device="cpu").inputs)
     assert not torch.equal(alone[0].inputs, alone[1].inputs)
+
+
+def test_seeds_share_their_products_where_a_fit_is_small(
+    trained: tuple[Victim, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, _ = trained
+    attack, seeds = replace(QUICK, solver=GradientDescent(iterations=40)), [3, 0, 7]
+    problem = Problem.of(victim, attack, torch.device("cpu"))
+    together = _together(problem, GradientDescent(iterations=40, step_size=20.0), problem.span(5), 5, seeds, 3)
+    alone = [reconstruct(victim, 5, attack, seed=seed, device="cpu") for seed in seeds]
+    for limit, expected in [(1e12, together), (0.0, alone)]:
+        monkeypatch.setattr(sys.modules["recollect.reconstruct"], "SMALL", limit)  # the name itself is the function's
+        found = reconstruct_seeds(victim, 5, attack, seeds=seeds, device="cpu")
+        assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(found, expected, strict=True))
+        assert all(torch.equal(a.trace, b.trace) for a, b in zip(found, expected, strict=True))
 
 
 def test_algorithm_2_recovers_the_data_of_a_trained_network(trained: tuple[Victim, Dataset]) -> None:
@@ -78,7 +92,7 @@ def test_algorithm_2_recovers_the_data_of_a_trained_network(trained: tuple[Victi
     labels = found.predictions[score.matching.found]
     assert float((labels - torch.eye(5, dtype=F64)).abs().max()) < 0.2
     assert [stage.name for stage in found.stages] == ["gradient descent, starts 1 to 4"]
-    assert found.loss == found.stages[0].loss
+    assert found.loss == pytest.approx(found.stages[0].loss, rel=1e-12)  # alone and in company the sums differ in order
 
 
 def test_the_true_subspace_and_the_full_space(trained: tuple[Victim, Dataset]) -> None:

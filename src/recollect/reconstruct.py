@@ -28,6 +28,7 @@ from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status
 from recollect.solve.confidence import confidence
 from recollect.span import Endpoints, ExactSpan, LastLayerSpan, LayerwiseSpan, Span
 from recollect.stages import AllLayerStages, LastLayerStages
+from recollect.threads import SMALL
 from recollect.victim import MLP, Victim
 
 
@@ -94,15 +95,16 @@ def reconstruct_seeds(
 ) -> tuple[Reconstruction, ...]:
     """`reconstruct` with each of these seeds.
 
-    On a GPU the starts of gradient descent share their matrix products, as many at once as memory allows; their results
-    then differ from those of single runs by rounding, as the order of sums does.
+    The starts of gradient descent share their matrix products on a GPU, or where a fit is small, as many at once as
+    memory allows; their results then differ from those of single runs by rounding, as the order of sums does.
     """
     attack, where = attack or Projection(), choose_device(device)
     solver, alike = attack.solver, attack.restarts == 1 and attack.tolerance == 0
-    if where.type == "cuda" and n is not None and isinstance(solver, GradientDescent) and alike:
+    if len(seeds) > 1 and n is not None and isinstance(solver, GradientDescent) and alike:
         problem = Problem.of(victim, attack, where)
         span = problem.span(n, attack.endpoints or Endpoints.FINAL)
-        if (at_once := _at_once(problem, solver, span, n)) > 1:
+        pays = where.type == "cuda" or span.flops(n) < SMALL
+        if pays and (at_once := _at_once(problem, solver, span, n)) > 1:
             return _together(problem, _with_step(solver, victim), span, n, seeds, at_once)
     return tuple(reconstruct(victim, n, attack, seed=seed, device=where) for seed in seeds)
 

@@ -105,7 +105,7 @@ def test_victims_are_kept_if_asked(tmp_path: Path) -> None:
 
 
 def test_what_fails_is_tried_once_more_and_then_told(tmp_path: Path) -> None:
-    jobs, store = few(reconstruction_seed=[0, 1]), Store(tmp_path)
+    jobs, store = few(method=["full", "true"]), Store(tmp_path)
     assert run(jobs, store, Here([None, "Error: once"])) == {}
     store = Store(tmp_path / "other")
     failures = run(jobs, store, Here([None, "Error: one", None, "Error: two"]))
@@ -124,7 +124,7 @@ def test_a_lost_worker_is_not_held_against_a_job(tmp_path: Path) -> None:
 
 def test_a_failure_that_cannot_be_written_down_is_told_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "failures").write_text("in the way")
-    jobs = few(reconstruction_seed=[0, 1])
+    jobs = few(method=["full", "true"])
     failures = run(jobs, Store(tmp_path), Here([None, "Error", None, "Error"]))
     assert list(failures) == [jobs[0]]
 
@@ -195,7 +195,7 @@ def test_points_are_kept_where_the_plan_asks(tmp_path: Path) -> None:
     assert not store.has(kept)
 
 
-def test_on_a_gpu_the_seeds_of_gradient_descent_are_one_task_and_always_all(tmp_path: Path) -> None:
+def test_seeds_of_gradient_descent_are_one_task_and_always_all_on_a_gpu_or_if_small(tmp_path: Path) -> None:
     jobs = (
         *few(reconstruction_seed=[0, 1, 2], method=["full", "subspace"]),
         *few(reconstruction_seed=[0, 1], solver="auto", iterations=50),
@@ -203,13 +203,16 @@ def test_on_a_gpu_the_seeds_of_gradient_descent_are_one_task_and_always_all(tmp_
     )
     store = Store(tmp_path)
     cuda = Machine(torch.device("cuda"), 1e13, 1e13)
-    _, attacks = tasks_of(jobs, store, cuda, {})
-    assert [len(task.jobs) for task in attacks] == [3, 3, 1, 1, 2]
+
+    def sizes(jobs: Sequence[Job], machine: Machine) -> list[int]:
+        return [len(task.jobs) for task in tasks_of(jobs, store, machine, {})[1]]
+
+    assert sizes(jobs, cuda) == sizes(jobs, MACHINE) == [3, 3, 1, 1, 2]
     run(jobs[1:2], store, Here())
-    _, attacks = tasks_of(jobs, store, cuda, {})
-    assert [len(task.jobs) for task in attacks] == [3, 3, 1, 1, 2]
-    _, attacks = tasks_of(jobs, store, MACHINE, {})
-    assert [len(task.jobs) for task in attacks] == [1] * 9
+    assert sizes(jobs, cuda) == sizes(jobs, MACHINE) == [3, 3, 1, 1, 2]
+    large = few(reconstruction_seed=[0, 1, 2], width=10**7)
+    assert sizes(large, cuda) == [3]
+    assert sizes(large, MACHINE) == [1, 1, 1]
 
 
 def test_the_table_is_in_an_order_of_its_own_and_reads_back(tmp_path: Path) -> None:
@@ -284,7 +287,7 @@ def test_a_killed_worker_loses_its_task_alone(tmp_path: Path) -> None:
 
 
 def test_tasks_wait_for_memory(tmp_path: Path) -> None:
-    (task, other) = tasks_of(few(reconstruction_seed=[0, 1]), Store(tmp_path), MACHINE, {})[1]
+    (task, other) = tasks_of(few(method=["full", "true"]), Store(tmp_path), MACHINE, {})[1]
     engine = LocalEngine(4, memory=1.5 * task.bytes)
     assert engine.room(task)
     engine._workers.append(type("W", (), {"task": task})())

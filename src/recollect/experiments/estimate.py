@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from recollect.experiments.job import Job
 from recollect.machine import Machine
 from recollect.span.normal import DENSE_AT_MOST, DENSE_UNKNOWNS, dense_normal_bytes
+from recollect.threads import SMALL
 
 _TRAINING_STEPS = 2_000
 _SEARCH_STEPS = 150
@@ -49,22 +50,16 @@ def attack_cost(jobs: tuple[Job, ...], sizes: Mapping[str, tuple[int, int]], mac
     """Of some jobs of one group."""
     job = jobs[0]
     recipe = job.recipe
-    (d, c), n, p = sizes[dataset_key(job)], recipe.n, recipe.width
-    r = d if job.method == "full" else (recipe.rank if recipe.dataset == "synthetic" else min(n, d))
-    if job.method == "subspace" and isinstance(job.subspace_rank, int):
-        r = min(d, job.subspace_rank)
-    hidden = (recipe.depth - 2) * p * p if recipe.victim == "mlp" else 0
+    (d, c), n, p, r = sizes[dataset_key(job)], recipe.n, recipe.width, _coordinates(job, sizes)
     kept = _LOADED + 2.0 * _parameters(job, d, c) * (8 if recipe.dtype == "float64" else 4)
-    last = job.parameters == "last"
-    fit = 6.0 * n * (r * p + hidden) + 2.0 * n * p * (n + 3 * c)
+    last, fit = job.parameters == "last", _fit(job, sizes)
     held = 6.0 * n * (p * (recipe.depth - 1) + r)
     if not last:
         rows = n * c
-        fit += 2.0 * rows * rows * (p * recipe.depth) + rows**3 / 3
         held += 4.0 * rows * (rows + p * recipe.depth)
     if job.solver == "gd":
         starts = len(jobs) * job.restarts
-        together = starts if machine.device.type == "cuda" else job.restarts
+        together = starts if share(job, sizes, machine) else job.restarts
         together = max(1, min(together, int(machine.memory / 4 / (4 * held))))
         step = max(_WAIT[machine.device.type], together * fit / machine.single)
         return Cost(
@@ -81,6 +76,35 @@ def attack_cost(jobs: tuple[Job, ...], sizes: Mapping[str, tuple[int, int]], mac
     steps = min(_SEARCH_STEPS, 4 * (job.iterations or _SEARCH_STEPS)) * job.restarts * (1 if last else 3)
     seconds = steps * max(10 * _WAIT[machine.device.type], step / machine.double)
     return Cost(len(jobs) * (_START + seconds), kept + needed + 8.0 * held)
+
+
+def share(job: Job, sizes: Mapping[str, tuple[int, int]], machine: Machine) -> bool:
+    """Whether the seeds of a job are one task: those of gradient descent on a GPU, or whose fits are small.
+
+    On a CPU a large fit gains nothing from company, and a worker that dies should not take five of them along.
+    """
+    return job.solver == "gd" and (machine.device.type == "cuda" or _fit(job, sizes) < SMALL)
+
+
+def _fit(job: Job, sizes: Mapping[str, tuple[int, int]]) -> float:
+    """Operations of one fit with its gradient."""
+    recipe, c = job.recipe, sizes[dataset_key(job)][1]
+    n, p, r = recipe.n, recipe.width, _coordinates(job, sizes)
+    hidden = (recipe.depth - 2) * p * p if recipe.victim == "mlp" else 0
+    fit = 6.0 * n * (r * p + hidden) + 2.0 * n * p * (n + 3 * c)
+    if job.parameters == "last":
+        return fit
+    return fit + 2.0 * (n * c) ** 2 * (p * recipe.depth) + (n * c) ** 3 / 3
+
+
+def _coordinates(job: Job, sizes: Mapping[str, tuple[int, int]]) -> int:
+    """r, as far as it is known beforehand."""
+    recipe, d = job.recipe, sizes[dataset_key(job)][0]
+    if job.method == "full":
+        return d
+    if job.method == "subspace" and isinstance(job.subspace_rank, int):
+        return min(d, job.subspace_rank)
+    return recipe.rank if recipe.dataset == "synthetic" else min(recipe.n, d)
 
 
 def dataset_key(job: Job) -> str:

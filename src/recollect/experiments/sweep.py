@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recollect.experiments.engines import Ended, Engine
-from recollect.experiments.estimate import Cost, attack_cost, dimensions, training_cost
+from recollect.experiments.estimate import Cost, attack_cost, dimensions, share, training_cost
 from recollect.experiments.job import Job
 from recollect.experiments.perform import Task
 from recollect.experiments.store import Store
@@ -42,8 +42,8 @@ def tasks_of(
 ) -> tuple[dict[str, Task], list[Task]]:
     """Trainings by the name of their victim, and attacks; of jobs that are not done.
 
-    The seeds of gradient descent are one task on a GPU, and then always all of them: results of
-    starts that share their products depend, by rounding, on which they are.
+    Seeds that share their products are one task, and always all of them: what comes of each depends, by rounding, on
+    which they are.
     """
     # Workers may have another working directory.
     paths = {job.recipe.dataset for job in jobs if Path(job.recipe.dataset).exists()}
@@ -61,8 +61,7 @@ def tasks_of(
             trainings[job.victim_name] = task((job,), True, training_cost(job, sizes, machine))
     batches: dict[str, list[Job]] = {}
     for job in jobs:
-        together = machine.device.type == "cuda" and job.solver == "gd"
-        batches.setdefault(job.group.name if together else job.name, []).append(job)
+        batches.setdefault(job.group.name if share(job, sizes, machine) else job.name, []).append(job)
     wanted = {job.name for job in missing}
     chosen = [tuple(some) for some in batches.values() if any(job.name in wanted for job in some)]
     attacks = [task(some, False, attack_cost(some, sizes, machine)) for some in chosen]

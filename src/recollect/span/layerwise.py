@@ -48,8 +48,9 @@ class ExplainedLayers:
     @property
     def squares(self) -> Float[Tensor, "*s l"]:
         """‖R_l‖²."""
-        norms = [torch.linalg.vector_norm(part, dim=(-2, -1), dtype=torch.float64) for part in self.R]
-        return torch.stack(norms, dim=-1).square()
+        # Each row in the precision of R and the rows in float64: to ask for a norm in float64 would copy all of R.
+        rows = [torch.linalg.vector_norm(part, dim=-1).double() for part in self.R]
+        return torch.stack([norms.square().sum(-1) for norms in rows], dim=-1)
 
 
 class LayerwiseSpan:
