@@ -318,3 +318,42 @@ def test_features_that_did_not_move_have_one_end() -> None:
 def test_the_last_layer_has_no_third_end() -> None:
     with pytest.raises(OptionError, match="use both"):
         LastLayerSpan(perturbed(mlp(3, 20, 2), 0), device=CPU, dtype=F64, endpoints=Endpoints.PATH)
+
+
+# Several victims at once.
+
+
+@given(
+    d=st.integers(2, 5),
+    n=st.integers(1, 4),
+    c=st.integers(1, 3),
+    depth=st.integers(2, 4),
+    bias=st.booleans(),
+    activation=st.sampled_from(ACTIVATIONS),
+    endpoints=st.sampled_from([Endpoints.FINAL, Endpoints.INITIAL, Endpoints.BOTH]),
+    seed=st.integers(0, 999),
+)
+def test_stacked_victims_are_explained_as_each_alone(
+    d: int, n: int, c: int, depth: int, bias: bool, activation: str, endpoints: Endpoints, seed: int
+) -> None:
+    network = mlp(d, 40, c, depth=depth, bias=bias, activation=activation)
+    # Δθ of very different sizes: each victim has its own norm.
+    victims = [perturbed(network, seed + 10 * k, size=3.0**k) for k in range(3)]
+    spans = [LastLayerSpan(victim, device=CPU, dtype=F64, endpoints=endpoints) for victim in victims]
+    Z = points(3 * 2 * n, d, seed).reshape(3, 2, n, d)
+    jitter = torch.tensor([[0.0, 1e-3], [1e-6, 1e-3], [1e-2, 0.0]], dtype=F64)
+    together = LastLayerSpan.stacked(spans).fit(Z, jitter=jitter)
+    assert together.gradient is not None
+    assert together.loss.shape == (3, 2)
+    for v, s in ((v, s) for v in range(3) for s in range(2)):
+        alone = spans[v].fit(Z[v, s], jitter=jitter[v, s])
+        assert alone.gradient is not None
+        torch.testing.assert_close(together.loss[v, s], alone.loss, rtol=1e-9, atol=1e-12)
+        for ours, own in ((together.alpha[v, s], alone.alpha), (together.gradient[v, s], alone.gradient)):
+            torch.testing.assert_close(ours, own, rtol=1e-6, atol=1e-8 * float(own.abs().max()) + 1e-12)
+
+
+def test_lifted_victims_are_not_stacked() -> None:
+    span = LastLayerSpan(perturbed(mlp(3, 40, 1), 0), device=CPU, dtype=F64, lifted=True)
+    with pytest.raises(ValueError, match="not lifted"):
+        LastLayerSpan.stacked([span, span])

@@ -7,6 +7,8 @@ The rows of H are those of `span/rows.py`: features at θf, at θ0 or at both, l
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +49,7 @@ class LastLayerSpan:
 
     About 2np(2d + n + 3c) operations for two layers and one endpoint; memory 3np. In float64 α is refined once,
     α ← α + (HHᵀ)⁻¹HRᵀ, which gives back the digits that forming the Gram costs. `fit` takes several sets of points as
-    well: one product for the features of all, a Gram for each.
+    well: one product for the features of all, a Gram for each; and several victims, `stacked`.
     """
 
     notes: tuple[str, ...] = ()
@@ -71,6 +73,28 @@ class LastLayerSpan:
         self.rows = Rows(victim, endpoints, lifted=lifted, device=device, dtype=dtype)
         self._refine = dtype == torch.float64
         self.endpoints, self.lifted = endpoints, lifted
+        self._length: float | Tensor = self._weights.length
+        self._outside: float | Tensor = self._weights.outside
+        self._leading = 0
+        """Dimensions of points that tell victims apart."""
+
+    @classmethod
+    def stacked(cls, spans: Sequence[LastLayerSpan]) -> LastLayerSpan:
+        """Of victims that differ in their weights alone. `fit` takes v×s×n×r: s sets of points for each victim.
+
+        What is one product for one victim is one batched product for all; the answers are those of each alone.
+        """
+        span = copy.copy(spans[0])
+        if span.lifted:
+            raise ValueError("only spans that are not lifted can be stacked")
+        span.rows = Rows.stacked([one.rows for one in spans])
+        span.delta = torch.stack([one.delta for one in spans])[:, None]
+        device = span.delta.device
+        lengths, outside = ([getattr(one._weights, name) for one in spans] for name in ("length", "outside"))
+        span._length = torch.tensor(lengths, device=device).to(span.delta.dtype)[:, None, None, None]
+        span._outside = torch.tensor(outside, dtype=torch.float64, device=device)[:, None]
+        span._leading = 1
+        return span
 
     @property
     def name(self) -> str:
@@ -88,7 +112,7 @@ class LastLayerSpan:
         return n * geometry.free_dimensions(r) + (self.rows.families * n + fixed) * self.delta.shape[0]
 
     def flops(self, n: int) -> float:
-        c, p = self.delta.shape
+        c, p = self.delta.shape[-2:]
         k = self.rows.families
         return k * self._weights.pass_flops(n) + 2.0 * k * n * p * (k * n + 3 * c)
 
@@ -99,7 +123,7 @@ class LastLayerSpan:
         if self.rows.fixed is not None:
             A = torch.cat([A, self.rows.fixed.expand(*A.shape[:-2], -1, -1)], dim=-2)
         gram = Gram(A @ A.mT, jitter)
-        C = gram.solve(A @ self.delta.T).to(A.dtype)
+        C = gram.solve(A @ self.delta.mT).to(A.dtype)
         R = self.delta - C.mT @ A
         if self._refine:
             C = C + gram.solve(A @ R.mT)
@@ -107,21 +131,22 @@ class LastLayerSpan:
         return Explained(A, gram, C, R)
 
     def loss(self, explained: Explained) -> Float[Tensor, "*s"]:
-        return self._weights.loss(torch.linalg.vector_norm(explained.R, dim=(-2, -1), dtype=torch.float64).square())
+        norms: Tensor = torch.linalg.vector_norm(explained.R, dim=(-2, -1), dtype=torch.float64)
+        return norms.square() + self._outside
 
     def fit(
         self, Z: Float[Tensor, "*s n r"], *, gradient: bool = True, jitter: Float[Tensor, "*s"] | None = None
     ) -> Fit:
         with torch.set_grad_enabled(gradient):
             Z = Z.detach().requires_grad_(gradient)
-            T = self.rows(Z.flatten(0, -2))
+            T = self.rows(Z.flatten(self._leading, -2))
             T = T.reshape(len(T), *Z.shape[:-1], -1).movedim(0, -3)
         explained = self._explain(T.detach().flatten(-3, -2), jitter)
         C, slope = self._owned(explained, Z.shape[-2]), None
         if gradient:
             # ∂⟨C, A(Z)Rᵀ⟩/∂T_k = C_k R.
             (slope,) = torch.autograd.grad(T, Z, (-2 * C) @ explained.R[..., None, :, :])
-        return Fit(self.loss(explained), self._weights.length * C[..., 0, :, :], slope)
+        return Fit(self.loss(explained), self._length * C[..., 0, :, :], slope)
 
     def _owned(self, explained: Explained, n: int) -> Float[Tensor, "*s k n c"]:
         """The coefficients of the rows that belong to points; the first family's are α, or α + β with both ends."""
@@ -170,7 +195,7 @@ class LastLayerSpan:
         C = self._owned(explained, len(Z))
         barred = torch.nn.functional.normalize(Z - geometry.tangent(Z, Z), dim=1)
         form = self._dense_normal if self.dense(*Z.shape, coupled=geometry.coupled) else self._implicit_normal
-        fit = Fit(self.loss(explained), self._weights.length * C[0], None)
+        fit = Fit(self.loss(explained), self._length * C[0], None)
         return fit, form(Z, geometry, explained, C, barred)
 
     def dense(self, n: int, r: int, *, coupled: bool = False) -> bool:

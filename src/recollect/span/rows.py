@@ -16,6 +16,8 @@ Then x and −x are the same point, and the signs are found afterwards (`solve/s
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from enum import Enum
 
 import torch
@@ -55,7 +57,17 @@ class Rows:
         self.families, self.inputs = len(thetas), network.d
         self.fixed = self._linear_parts(device, dtype) if lifted else None
 
-    def __call__(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "k n p"]:
+    @classmethod
+    def stacked(cls, several: Sequence[Rows]) -> Rows:
+        """Of several networks of one form: each has its own points, Z is v×n×r."""
+        rows = copy.copy(several[0])
+        rows._thetas = [
+            {name: torch.stack([theta[name] for theta in thetas]) for name in thetas[0]}
+            for thetas in zip(*(one._thetas for one in several), strict=True)
+        ]
+        return rows
+
+    def __call__(self, Z: Float[Tensor, "*v n r"]) -> Float[Tensor, "k *v n p"]:
         H = torch.stack([self._features(theta, Z) for theta in self._thetas])
         return self._mixed(H)
 
@@ -75,7 +87,7 @@ class Rows:
         if self._lifted:
             H = (H + self._network.features(theta, -Z)) / 2
         # A bias is the weight of a feature that is always 1.
-        return torch.cat([H, H.new_ones(len(H), 1)], dim=1) if self._bias else H
+        return torch.cat([H, H.new_ones(*H.shape[:-1], 1)], dim=-1) if self._bias else H
 
     def _slopes(self, theta: Theta, Z: Tensor) -> Tensor:
         J = self._network.jacobian(theta, Z)

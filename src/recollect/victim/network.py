@@ -130,7 +130,10 @@ class Network(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """f(x; θ) = s·W_L φ(W_{L−1} … φ(W_1 x + b_1)) + b_L, s = 1 but for random features, where s = 1/√p."""
+    """f(x; θ) = s·W_L φ(W_{L−1} … φ(W_1 x + b_1)) + b_L, s = 1 but for random features, where s = 1/√p.
+
+    `features` takes the weights of several networks as well, stacked, each with its own points.
+    """
 
     widths: tuple[int, ...]
     layers: tuple[Layer, ...]
@@ -187,7 +190,7 @@ class MLP:
     def __call__(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
         return _linear(theta, self.last, self.features(theta, X))
 
-    def features(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
+    def features(self, theta: Theta, X: Float[Tensor, "*v n d"]) -> Float[Tensor, "*v n p"]:
         H = X
         for layer, phi in zip(self.layers, self._phis, strict=False):
             H = phi.phi(_linear(theta, layer, H))
@@ -271,8 +274,10 @@ class MLP:
 
 
 def _linear(theta: Theta, layer: Layer, A: Tensor) -> Tensor:
-    bias = None if layer.bias is None else theta[layer.bias]
-    return torch.nn.functional.linear(A, theta[layer.weight], bias)
+    W, bias = theta[layer.weight], None if layer.bias is None else theta[layer.bias]
+    if W.dim() == 2:
+        return torch.nn.functional.linear(A, W, bias)
+    return A @ W.mT if bias is None else torch.baddbmm(bias[:, None, :], A, W.mT)
 
 
 def mlp(d: int, width: int, c: int, *, depth: int = 2, bias: bool = False, activation: str = "relu") -> MLP:
