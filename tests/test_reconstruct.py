@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 
 import pytest
@@ -26,8 +25,6 @@ from recollect import (
 from recollect.data import Dataset, from_arrays
 from recollect.errors import OptionError, VictimError
 from recollect.memory import total_memory
-from recollect.problem import Problem
-from recollect.reconstruct import _together, reconstruct_seeds
 from recollect.result import Reconstruction
 from recollect.solve import Outcome
 from recollect.span import LastLayerSpan
@@ -46,39 +43,6 @@ def trained() -> tuple[Victim, Dataset]:
 
 
 QUICK = Projection(solver=GradientDescent(iterations=1500), dtype=F64)
-
-
-@pytest.mark.parametrize(("at_once", "parameters"), [(2, "last"), (3, "last"), (5, "last"), (3, "all")])
-def test_seeds_that_share_their_products_give_what_each_gives_alone(
-    trained: tuple[Victim, Dataset], at_once: int, parameters: str
-) -> None:
-    victim, _ = trained
-    attack = replace(QUICK, solver=GradientDescent(iterations=40), parameters=parameters)
-    problem = Problem.of(victim, attack, torch.device("cpu"))
-    solver = GradientDescent(iterations=40, step_size=20.0)
-    seeds = [3, 0, 7, 7, 2]
-    together = _together(problem, solver, problem.span(5), 5, seeds, at_once)
-    alone = [reconstruct(victim, 5, attack, seed=seed, device="cpu") for seed in seeds]
-    for a, b in zip(together, alone, strict=True):
-        torch.testing.assert_close(a.inputs, b.inputs, rtol=1e-8, atol=1e-8)
-        torch.testing.assert_close(a.trace, b.trace, rtol=1e-8, atol=1e-12)
-        assert (a.status, a.step_size, a.rank, a.span) == (b.status, b.step_size, b.rank, b.span)
-    assert not torch.equal(alone[0].inputs, alone[1].inputs)
-
-
-def test_seeds_share_their_products_where_a_fit_is_small(
-    trained: tuple[Victim, Dataset], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    victim, _ = trained
-    attack, seeds = replace(QUICK, solver=GradientDescent(iterations=40)), [3, 0, 7]
-    problem = Problem.of(victim, attack, torch.device("cpu"))
-    together = _together(problem, GradientDescent(iterations=40, step_size=20.0), problem.span(5), 5, seeds, 3)
-    alone = [reconstruct(victim, 5, attack, seed=seed, device="cpu") for seed in seeds]
-    for limit, expected in [(1e12, together), (0.0, alone)]:
-        monkeypatch.setattr(sys.modules["recollect.reconstruct"], "SMALL", limit)  # the name itself is the function's
-        found = reconstruct_seeds(victim, 5, attack, seeds=seeds, device="cpu")
-        assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(found, expected, strict=True))
-        assert all(torch.equal(a.trace, b.trace) for a, b in zip(found, expected, strict=True))
 
 
 def test_algorithm_2_recovers_the_data_of_a_trained_network(trained: tuple[Victim, Dataset]) -> None:

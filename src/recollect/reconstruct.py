@@ -9,7 +9,6 @@ Nothing here, or in anything it imports, can read the training data: see `.impor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -24,11 +23,10 @@ from recollect.result import Checkpoint, Reconstruction, Stage
 from recollect.search import Search
 from recollect.seeds import stream
 from recollect.shapes import Tensor
-from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, minimise, paper_step, start
+from recollect.solve import GradientDescent, LevenbergMarquardt, Outcome, Status, paper_step
 from recollect.solve.confidence import confidence
 from recollect.span import Endpoints, ExactSpan, LastLayerSpan, LayerwiseSpan, Span
 from recollect.stages import AllLayerStages, LastLayerStages
-from recollect.threads import SMALL
 from recollect.victim import MLP, Victim
 
 
@@ -59,14 +57,14 @@ def reconstruct(
         )
     doubts = () if n is None else problem.check(n)
     if isinstance(solver, GradientDescent):
-        solver = _with_step(solver, victim)
+        solver = with_step(solver, victim)
     span: Span
     judge: Span  # what is reported of all layers is of the network as it is, whatever led to the points
     total, at_once = None, 1
     if not isinstance(solver, Auto):
         assert n is not None
         span = judge = problem.span(n, attack.endpoints or Endpoints.FINAL)
-        at_once = min(attack.restarts, _at_once(problem, solver, span, n))
+        at_once = min(attack.restarts, starts_at_once(problem, solver, span, n))
         total = math.ceil(attack.restarts / at_once) * solver.iterations
     fingerprint = problem.fingerprint(n, seed, at_once) if checkpoint else ""
     with Search(problem.device, progress, checkpoint, fingerprint, total) as search:
@@ -82,59 +80,10 @@ def reconstruct(
             best, stages = _restarts(problem, solver, span, n, at_once, search, seed)
     step = solver.step_size if isinstance(solver, GradientDescent) else None
     exact = not isinstance(solver, GradientDescent)
-    return _result(problem, span, judge, best, stages, doubts, step, search.resumed_at, exact)
+    return as_result(problem, span, judge, best, stages, doubts, step, search.resumed_at, exact)
 
 
-def reconstruct_seeds(
-    victim: Victim,
-    n: int | None,
-    attack: Projection | None = None,
-    *,
-    seeds: Sequence[int],
-    device: torch.device | str = "auto",
-) -> tuple[Reconstruction, ...]:
-    """`reconstruct` with each of these seeds.
-
-    The starts of gradient descent share their matrix products on a GPU, or where a fit is small, as many at once as
-    memory allows; their results then differ from those of single runs by rounding, as the order of sums does.
-    """
-    attack, where = attack or Projection(), choose_device(device)
-    solver, alike = attack.solver, attack.restarts == 1 and attack.tolerance == 0
-    if len(seeds) > 1 and n is not None and isinstance(solver, GradientDescent) and alike:
-        problem = Problem.of(victim, attack, where)
-        span = problem.span(n, attack.endpoints or Endpoints.FINAL)
-        pays = where.type == "cuda" or span.flops(n) < SMALL
-        if pays and (at_once := _at_once(problem, solver, span, n)) > 1:
-            return _together(problem, _with_step(solver, victim), span, n, seeds, at_once)
-    return tuple(reconstruct(victim, n, attack, seed=seed, device=where) for seed in seeds)
-
-
-def _together(
-    problem: Problem, solver: GradientDescent, span: Span, n: int, seeds: Sequence[int], at_once: int
-) -> tuple[Reconstruction, ...]:
-    doubts = problem.check(n)
-    found: list[Reconstruction] = []
-    for some in (seeds[k : k + at_once] for k in range(0, len(seeds), at_once)):
-        Z = torch.stack([random_start(problem.geometry, n, problem.r, stream("start 0", seed)) for seed in some])
-        outcomes = minimise(
-            solver,
-            span,
-            problem.geometry,
-            start(solver, Z.to(problem.device, problem.dtype)),
-            tolerance=problem.attack.tolerance,
-            report=lambda done, message: None,
-            save=lambda run, seconds: None,
-        )
-        if outcomes[0].status is Status.INTERRUPTED:
-            raise KeyboardInterrupt
-        for one in outcomes:  # each of them took its share of the time
-            spent = one.seconds / len(outcomes)
-            stage = Stage("gradient descent, start 1", one.loss, one.iterations, spent, one.status.value)
-            found.append(_result(problem, span, span, one, (stage,), doubts, solver.step_size, 0, False))
-    return tuple(found)
-
-
-def _with_step(solver: GradientDescent, victim: Victim) -> GradientDescent:
+def with_step(solver: GradientDescent, victim: Victim) -> GradientDescent:
     return solver if solver.step_size is not None else replace(solver, step_size=paper_step(victim.d))
 
 
@@ -175,8 +124,8 @@ def _restarts(
     return best, stages
 
 
-def _at_once(problem: Problem, solver: GradientDescent | LevenbergMarquardt, span: Span, n: int) -> int:
-    """How many starts share their matrix products."""
+def starts_at_once(problem: Problem, solver: GradientDescent | LevenbergMarquardt, span: Span, n: int) -> int:
+    """How many starts can share their matrix products, for all that memory holds."""
     if not (isinstance(solver, GradientDescent) and isinstance(span, (LastLayerSpan, LayerwiseSpan))):
         return 1
     if not isinstance(problem.restricted.network, MLP):  # what a module holds on the way is its own business
@@ -184,7 +133,7 @@ def _at_once(problem: Problem, solver: GradientDescent | LevenbergMarquardt, spa
     return max(1, total_memory(problem.device) // 4 // span.fit_bytes(n))
 
 
-def _result(
+def as_result(
     problem: Problem,
     span: Span,
     judge: Span,
@@ -195,6 +144,7 @@ def _result(
     resumed_at: int,
     exact: bool,
 ) -> Reconstruction:
+    """What was found, in the victim's own coordinates, with what a reader should know of it."""
     victim, restricted, found = problem.victim, problem.restricted, problem.spectrum
     jitter = torch.tensor(best.jitter, dtype=torch.float64, device=best.Z.device)
     fit = judge.fit(best.Z, gradient=False, jitter=jitter)  # said of the points themselves, not of a file

@@ -87,7 +87,7 @@ def few(**options: object) -> tuple[Job, ...]:
 def test_each_victim_is_trained_once_and_goes_when_it_is_no_longer_needed(tmp_path: Path) -> None:
     jobs, store, engine = few(method=["full", "true"], training_seed=[0, 1]), Store(tmp_path), Here()
     assert run(jobs, store, engine) == {}
-    assert [task.trains for task in engine.done] == [True, False, False, True, False, False]
+    assert [task.trains for task in engine.done] == [True, True, False, False]
     assert all(store.has(job) for job in jobs)
     assert not list((tmp_path / "victims").iterdir())
     again = Here()
@@ -210,9 +210,55 @@ def test_seeds_of_gradient_descent_are_one_task_and_always_all_on_a_gpu_or_if_sm
     assert sizes(jobs, cuda) == sizes(jobs, MACHINE) == [3, 3, 1, 1, 2]
     run(jobs[1:2], store, Here())
     assert sizes(jobs, cuda) == sizes(jobs, MACHINE) == [3, 3, 1, 1, 2]
-    large = few(reconstruction_seed=[0, 1, 2], width=10**7)
-    assert sizes(large, cuda) == [3]
-    assert sizes(large, MACHINE) == [1, 1, 1]
+    large = few(reconstruction_seed=[0, 1, 2], width=10**7, training_seed=[0, 1])
+    assert sizes(large, cuda) == [3, 3]
+    assert sizes(large, MACHINE) == [1] * 6
+
+
+def test_victims_trained_alike_are_attacked_together_where_that_pays(tmp_path: Path) -> None:
+    jobs = (
+        # Few iterations: rounding grows from step to step.
+        *few(reconstruction_seed=[0, 1], training_seed=[0, 1, 2], method=["full", "true"], iterations=3),
+        *few(reconstruction_seed=[0, 1], training_seed=[0, 1], parameters="all", iterations=3),
+        *few(training_seed=[0, 1], reconstruction_seed=5, step=3.0, iterations=3),
+        *few(training_seed=3, reconstruction_seed=[0, 1], iterations=3),
+        *few(training_seed=[0, 1], solver="auto", iterations=50),
+    )
+    store, engine = Store(tmp_path), Here()
+    assert run(jobs, store, engine) == {}
+    attacks = [task for task in engine.done if not task.trains]
+    told = {(task.jobs[0].method, task.jobs[0].parameters, task.jobs[0].solver, len(task.jobs)) for task in attacks}
+    assert told == {
+        ("full", "last", "gd", 8),
+        ("true", "last", "gd", 6),
+        ("full", "all", "gd", 2),
+        ("full", "last", "gd", 2),
+        ("full", "last", "auto", 1),
+    }
+    assert sum(len(task.jobs) for task in attacks) == len(jobs)
+    assert sum(task.trains for task in engine.done) == 4
+    assert not list((tmp_path / "victims").iterdir())
+    assert "seed 0, 1, 2" in str(next(task for task in attacks if len(task.jobs) == 6))
+    alone = Store(tmp_path / "alone")
+    for job in jobs:
+        assert run([job], alone, Here()) == {}
+    for ours, own in zip(table(store), table(alone), strict=True):
+        assert ours["job"] == own["job"]
+        assert ours["rho"] == pytest.approx(own["rho"], rel=1e-4)
+        assert ours["residual"] == pytest.approx(own["residual"], rel=1e-3)
+
+
+def test_a_victim_that_cannot_be_trained_does_not_take_others_along(tmp_path: Path) -> None:
+    jobs, store = few(reconstruction_seed=[0, 1], training_seed=[0, 1, 2]), Store(tmp_path)
+    engine = Here(["Error: no", None, None, "Error: never"])
+    failures = run(jobs, store, engine)
+    assert failures == {job: "its victim: Error: never" for job in jobs if job.recipe.seed == 0}
+    assert [len(task.jobs) for task in engine.done if not task.trains] == [4]
+    assert all(store.has(job) for job in jobs if job.recipe.seed != 0)
+    assert not list((tmp_path / "victims").iterdir())
+    everything = Here(["Error"] * 6)
+    assert len(run(jobs, Store(tmp_path / "b"), everything)) == 6
+    assert all(task.trains for task in everything.done)
 
 
 def test_the_table_is_in_an_order_of_its_own_and_reads_back(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def _run(
     _announce(terminal, jobs, tasks, slots)
     store.folder.mkdir(parents=True, exist_ok=True)
     if not keep_victims:  # those of a run that was killed after the last of their jobs
-        needed = {task.jobs[0].victim_name for task in attacks}
+        needed = {victim for task in attacks for victim in task.victims}
         for job in {job.victim_name: job for job in jobs if job.victim_name not in needed}.values():
             store.drop_victim(job)
     failures: dict[Job, str] = {}

@@ -7,13 +7,13 @@ minutes or days. Memory follows the arrays that are largest in each method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from recollect.cell import pays
 from recollect.experiments.job import Job
 from recollect.machine import Machine
 from recollect.span.normal import DENSE_AT_MOST, DENSE_UNKNOWNS, dense_normal_bytes
-from recollect.threads import SMALL
 
 _TRAINING_STEPS = 2_000
 _SEARCH_STEPS = 150
@@ -47,11 +47,12 @@ def training_cost(job: Job, sizes: Mapping[str, tuple[int, int]], machine: Machi
 
 
 def attack_cost(jobs: tuple[Job, ...], sizes: Mapping[str, tuple[int, int]], machine: Machine) -> Cost:
-    """Of some jobs of one group."""
+    """Of some jobs that are one task."""
     job = jobs[0]
     recipe = job.recipe
     (d, c), n, p, r = sizes[dataset_key(job)], recipe.n, recipe.width, _coordinates(job, sizes)
-    kept = _LOADED + 2.0 * _parameters(job, d, c) * (8 if recipe.dtype == "float64" else 4)
+    victims = len({one.victim_name for one in jobs})
+    kept = _LOADED + 2.0 * victims * _parameters(job, d, c) * (8 if recipe.dtype == "float64" else 4)
     last, fit = job.parameters == "last", _fit(job, sizes)
     held = 6.0 * n * (p * (recipe.depth - 1) + r)
     if not last:
@@ -59,12 +60,12 @@ def attack_cost(jobs: tuple[Job, ...], sizes: Mapping[str, tuple[int, int]], mac
         held += 4.0 * rows * (rows + p * recipe.depth)
     if job.solver == "gd":
         starts = len(jobs) * job.restarts
-        together = starts if share(job, sizes, machine) else job.restarts
+        together = starts if share(jobs, sizes, machine) else job.restarts
         together = max(1, min(together, int(machine.memory / 4 / (4 * held))))
         step = max(_WAIT[machine.device.type], together * fit / machine.single)
         return Cost(
             len(jobs) * _START + (job.iterations or _ITERATIONS) * step * starts / together,
-            kept + 4 * held * together + 4.0 * _parameters(job, r, c),
+            kept + 4 * held * together + 4.0 * victims * _parameters(job, r, c),
         )
     families = 1 if job.endpoints in ("final", "initial") else 2
     needed: float = dense_normal_bytes(families, p, n, r) + (0 if last else 8 * (families * n * c) ** 2)
@@ -78,12 +79,11 @@ def attack_cost(jobs: tuple[Job, ...], sizes: Mapping[str, tuple[int, int]], mac
     return Cost(len(jobs) * (_START + seconds), kept + needed + 8.0 * held)
 
 
-def share(job: Job, sizes: Mapping[str, tuple[int, int]], machine: Machine) -> bool:
-    """Whether the seeds of a job are one task: those of gradient descent on a GPU, or whose fits are small.
-
-    On a CPU a large fit gains nothing from company, and a worker that dies should not take five of them along.
-    """
-    return job.solver == "gd" and (machine.device.type == "cuda" or _fit(job, sizes) < SMALL)
+def share(jobs: Sequence[Job], sizes: Mapping[str, tuple[int, int]], machine: Machine) -> bool:
+    """Whether these jobs, which differ in their seeds alone, are one task since they share their products."""
+    job, victims = jobs[0], len({one.victim_name for one in jobs})
+    able = job.solver == "gd" and job.restarts == 1 and (victims == 1 or job.parameters == "last")
+    return able and pays(machine.device, _fit(job, sizes), victims, len(jobs) // victims)
 
 
 def _fit(job: Job, sizes: Mapping[str, tuple[int, int]]) -> float:

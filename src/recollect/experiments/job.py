@@ -95,6 +95,11 @@ class Job:
         """The job without its seed: jobs of one group differ in nothing else, and may be run together."""
         return replace(self, reconstruction_seed=0)
 
+    @property
+    def cell(self) -> Job:
+        """The job without any seed: so may groups whose victims were trained alike."""
+        return replace(self.group, recipe=replace(self.recipe, seed=0))
+
     def columns(self) -> dict[str, Any]:
         """The job as columns of a table; from them `of` makes it again."""
         victim = {field.name: getattr(self.recipe, field.name) for field in fields(Recipe)}

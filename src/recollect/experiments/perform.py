@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
+from recollect.cell import reconstruct_cell
 from recollect.errors import FileError
 from recollect.experiments.job import Job
 from recollect.experiments.store import Store
 from recollect.files import read_json, read_tensors
 from recollect.metrics import evaluate
 from recollect.problem import RecollectWarning
-from recollect.reconstruct import choose_device, reconstruct_seeds
+from recollect.reconstruct import choose_device
 from recollect.records import finite, versions
 from recollect.result import Reconstruction
 from recollect.shapes import Float, Tensor
@@ -28,7 +29,10 @@ from recollect.victim import Victim
 
 @dataclass(frozen=True)
 class Task:
-    """What is given to a worker at once: train the victim of the jobs, or run them; they share victim and options."""
+    """What is given to a worker at once: train the victim of the jobs, or run them.
+
+    Jobs that are run at once differ in their seeds alone, and each of their victims has the same reconstruction seeds.
+    """
 
     jobs: tuple[Job, ...]
     trains: bool
@@ -41,13 +45,22 @@ class Task:
     seconds: float = 0.0
     """What it will take, as estimated."""
 
+    @property
+    def victims(self) -> dict[str, tuple[Job, ...]]:
+        """The jobs of each victim, by its name."""
+        found: dict[str, tuple[Job, ...]] = {}
+        for job in self.jobs:
+            found[job.victim_name] = (*found.get(job.victim_name, ()), job)
+        return found
+
     def __str__(self) -> str:
         job = self.jobs[0]
         recipe = job.recipe
-        what = f"{recipe.dataset}, n {recipe.n}, width {recipe.width}, depth {recipe.depth}, seed {recipe.seed}"
+        trained = ", ".join(str(jobs[0].recipe.seed) for jobs in self.victims.values())
+        what = f"{recipe.dataset}, n {recipe.n}, width {recipe.width}, depth {recipe.depth}, seed {trained}"
         if self.trains:
             return f"train on {what}"
-        seeds = ", ".join(str(one.reconstruction_seed) for one in self.jobs)
+        seeds = ", ".join(str(one.reconstruction_seed) for one in self.victims[job.victim_name])
         return f"{job.method} {job.solver} {job.parameters} of {what}; start {seeds}"
 
 
@@ -55,10 +68,11 @@ def perform(task: Task) -> None:
     store, device = Store(task.folder), choose_device(task.device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecollectWarning)  # the notes of each result tell
-        if not store.has_victim(task.jobs[0]):
-            _train(store, task.jobs[0], device, task.sources)
+        for jobs in task.victims.values():
+            if not store.has_victim(jobs[0]):
+                _train(store, jobs[0], device, task.sources)
         if not task.trains:
-            _attack(store, task.jobs, device)
+            _attack(store, list(task.victims.values()), device)
 
 
 def _train(store: Store, job: Job, device: torch.device, sources: Mapping[str, str]) -> None:
@@ -81,37 +95,57 @@ def _train(store: Store, job: Job, device: torch.device, sources: Mapping[str, s
     write_training(store.victim(job), data, done, facts)
 
 
-def _attack(store: Store, jobs: Sequence[Job], device: torch.device) -> None:
-    folder, one = store.victim(jobs[0]), jobs[0]
-    try:
-        facts = read_json(folder / "train.json")
-        truth, basis = read_truth(folder / "truth.safetensors"), read_tensors(folder / "basis.safetensors")[0]["U"]
-        victim = Victim.load(folder / "init.safetensors", folder / "trained.safetensors")
-    except (FileError, KeyError):
-        store.drop_victim(one)  # so that the next try trains it again
-        raise
+@dataclass(frozen=True)
+class _Trained:
+    """A victim of the store, with what is known of it."""
+
+    victim: Victim
+    facts: dict[str, Any]
+    truth: Float[Tensor, "n d"]
+    basis: Float[Tensor, "d r"]
+
+    @classmethod
+    def read(cls, store: Store, job: Job) -> _Trained:
+        folder = store.victim(job)
+        try:
+            facts = read_json(folder / "train.json")
+            truth, basis = read_truth(folder / "truth.safetensors"), read_tensors(folder / "basis.safetensors")[0]["U"]
+            victim = Victim.load(folder / "init.safetensors", folder / "trained.safetensors")
+            return cls(victim, facts, truth.inputs, basis)
+        except (FileError, KeyError):
+            store.drop_victim(job)  # so that the next try trains it again
+            raise
+
+
+def _attack(store: Store, cell: Sequence[Sequence[Job]], device: torch.device) -> None:
+    """The jobs of each victim; the victims' differ in their seeds alone."""
+    trained = [_Trained.read(store, jobs[0]) for jobs in cell]
     began = time.perf_counter()
-    seeds = [job.reconstruction_seed for job in jobs]
-    attack = one.attack(basis)
-    for job, found in zip(
-        jobs, reconstruct_seeds(victim, one.recipe.n, attack, seeds=seeds, device=device), strict=True
-    ):
-        result = {
-            **_scored(found, truth.inputs),
-            "outputs": victim.c,
-            "training_mse": facts["mse"],
-            "training_steps": facts["steps"],
-            "training_step_size": facts["learning_rate"],
-            "gap_rank": facts["gap_rank"],
-            "device": device.type,
-            "torch": torch.__version__,
-        }
-        spent = {
-            "attack_seconds": sum(stage.seconds for stage in found.stages),
-            "group_seconds": time.perf_counter() - began,
-            "training_seconds": facts["seconds"],
-        }
-        store.keep(job, result, spent, found.inputs)
+    found = reconstruct_cell(
+        [one.victim for one in trained],
+        cell[0][0].recipe.n,
+        [jobs[0].attack(one.basis) for jobs, one in zip(cell, trained, strict=True)],
+        seeds=[job.reconstruction_seed for job in cell[0]],
+        device=device,
+    )
+    for jobs, one, runs in zip(cell, trained, found, strict=True):
+        for job, run in zip(jobs, runs, strict=True):
+            result = {
+                **_scored(run, one.truth),
+                "outputs": one.victim.c,
+                "training_mse": one.facts["mse"],
+                "training_steps": one.facts["steps"],
+                "training_step_size": one.facts["learning_rate"],
+                "gap_rank": one.facts["gap_rank"],
+                "device": device.type,
+                "torch": torch.__version__,
+            }
+            spent = {
+                "attack_seconds": sum(stage.seconds for stage in run.stages),
+                "group_seconds": time.perf_counter() - began,
+                "training_seconds": one.facts["seconds"],
+            }
+            store.keep(job, result, spent, run.inputs)
 
 
 def _scored(found: Reconstruction, truth: Float[Tensor, "n d"]) -> dict[str, Any]:

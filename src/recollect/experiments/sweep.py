@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from recollect.experiments.engines import Ended, Engine
@@ -42,7 +42,7 @@ def tasks_of(
 ) -> tuple[dict[str, Task], list[Task]]:
     """Trainings by the name of their victim, and attacks; of jobs that are not done.
 
-    Seeds that share their products are one task, and always all of them: what comes of each depends, by rounding, on
+    Jobs that share their products are one task, and always all of them: what comes of each depends, by rounding, on
     which they are.
     """
     # Workers may have another working directory.
@@ -59,13 +59,43 @@ def tasks_of(
     for job in missing:
         if job.victim_name not in trainings and not store.has_victim(job):
             trainings[job.victim_name] = task((job,), True, training_cost(job, sizes, machine))
-    batches: dict[str, list[Job]] = {}
-    for job in jobs:
-        batches.setdefault(job.group.name if share(job, sizes, machine) else job.name, []).append(job)
     wanted = {job.name for job in missing}
-    chosen = [tuple(some) for some in batches.values() if any(job.name in wanted for job in some)]
+    together = _together(jobs, lambda some: share(some, sizes, machine))
+    chosen = [some for some in together if any(job.name in wanted for job in some)]
     attacks = [task(some, False, attack_cost(some, sizes, machine)) for some in chosen]
     return trainings, attacks
+
+
+def _together(jobs: Sequence[Job], share: Callable[[Sequence[Job]], bool]) -> list[tuple[Job, ...]]:
+    """Jobs of victims that were trained alike, or else of one victim, if they share; others alone. In the plan's order.
+
+    Victims go together that have the same reconstruction seeds.
+    """
+    groups: dict[str, tuple[Job, ...]] = {}
+    for job in jobs:
+        name = job.group.name
+        groups[name] = (*groups.get(name, ()), job)
+    cells: dict[tuple[str, tuple[int, ...]], list[tuple[Job, ...]]] = {}
+    for group in groups.values():
+        cells.setdefault((group[0].cell.name, tuple(job.reconstruction_seed for job in group)), []).append(group)
+
+    def split(cell: list[tuple[Job, ...]]) -> Iterator[tuple[Job, ...]]:
+        if share(whole := tuple(job for group in cell for job in group)):
+            yield whole
+            return
+        for group in cell:
+            yield from [group] if share(group) else [(job,) for job in group]
+
+    place = {job.name: k for k, job in enumerate(jobs)}
+    return sorted((some for cell in cells.values() for some in split(cell)), key=lambda some: place[some[0].name])
+
+
+@dataclass
+class _Pending:
+    """An attack that cannot begin yet, and the victims it waits for."""
+
+    task: Task
+    missing: set[str]
 
 
 @dataclass
@@ -75,10 +105,11 @@ class Sweep:
     store: Store
     keep_victims: bool = False
     _ready: list[Task] = field(default_factory=list)
-    _waiting: dict[str, list[Task]] = field(default_factory=dict)
+    _waiting: dict[str, list[_Pending]] = field(default_factory=dict)
+    """Attacks by the victims that are not trained yet; one may wait for several."""
     _left: dict[str, int] = field(default_factory=dict)
     """Attacks on each victim that are not over."""
-    _tries: dict[tuple[int, bool], int] = field(default_factory=dict)
+    _tries: dict[tuple[tuple[Job, ...], bool, bool], int] = field(default_factory=dict)
     _running: int = 0
     _failures: dict[Job, str] = field(default_factory=dict)
 
@@ -92,14 +123,15 @@ class Sweep:
         """Carry all of it out; what failed, and why."""
         attacks = list(attacks)
         for task in attacks:
-            victim = task.jobs[0].victim_name
-            self._left[victim] = self._left.get(victim, 0) + 1
-            if victim in trainings:
-                if victim not in self._waiting:
-                    self._waiting[victim] = []
-                    self._ready.append(trainings[victim])
-                self._waiting[victim].append(task)
-            else:
+            pending = _Pending(task, {victim for victim in task.victims if victim in trainings})
+            for victim in task.victims:
+                self._left[victim] = self._left.get(victim, 0) + 1
+                if victim in pending.missing:
+                    if victim not in self._waiting:
+                        self._waiting[victim] = []
+                        self._ready.append(trainings[victim])
+                    self._waiting[victim].append(pending)
+            if not pending.missing:
                 self._ready.append(task)
         total = sum(len(task.jobs) for task in attacks)
         cost = sum(task.seconds for task in [*attacks, *trainings.values()])
@@ -135,16 +167,16 @@ class Sweep:
             error = "no result was written"
         if error is None:
             if task.trains:  # its attacks come next, while it may still be in the disk's cache
-                self._ready[:0] = self._waiting.pop(task.jobs[0].victim_name)
+                self._began(self._waiting.pop(task.jobs[0].victim_name), task.jobs[0].victim_name)
             else:
                 self._released(task)
             return [task]
-        key = (id(task), ended.lost)
+        key = (task.jobs, task.trains, ended.lost)
         tries = self._tries[key] = self._tries.get(key, 0) + 1
         if tries < (_TRIES_IF_LOST if ended.lost else _TRIES):
             self._ready.append(task)
             return []
-        failed = self._waiting.pop(task.jobs[0].victim_name) if task.trains else [task]
+        failed = self._given_up(task.jobs[0].victim_name) if task.trains else [task]
         for one in failed:
             for job in one.jobs:
                 if not self.store.has(job):
@@ -153,8 +185,27 @@ class Sweep:
             self._released(one)
         return [task, *failed] if task.trains else failed
 
+    def _began(self, waited: Sequence[_Pending], victim: str) -> None:
+        """What waited for this victim alone comes next."""
+        for pending in waited:
+            pending.missing.discard(victim)
+        self._ready[:0] = [pending.task for pending in waited if not pending.missing and pending.task.jobs]
+
+    def _given_up(self, victim: str) -> list[Task]:
+        """The jobs of a victim that will not be; what waited with them goes on without."""
+        waited = self._waiting.pop(victim)
+        failed = []
+        for pending in waited:
+            jobs, lost = pending.task.jobs, pending.task.victims[victim]
+            seconds = pending.task.seconds * len(lost) / len(jobs)
+            failed.append(replace(pending.task, jobs=lost, seconds=seconds))
+            left = tuple(job for job in jobs if job not in lost)
+            pending.task = replace(pending.task, jobs=left, seconds=pending.task.seconds - seconds)
+        self._began(waited, victim)
+        return failed
+
     def _released(self, task: Task) -> None:
-        victim = task.jobs[0].victim_name
-        self._left[victim] -= 1
-        if not self._left[victim] and not self.keep_victims:
-            self.store.drop_victim(task.jobs[0])
+        for victim, jobs in task.victims.items():
+            self._left[victim] -= 1
+            if not self._left[victim] and not self.keep_victims:
+                self.store.drop_victim(jobs[0])
