@@ -219,6 +219,38 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert "expected" in capsys.readouterr().err
 
 
+def test_figures_from_the_folder_of_a_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(dataset: str, more: str) -> Path:
+        path = tmp_path / f"{dataset}.toml"
+        path.write_text(
+            f'[[grid]]\ndataset = "{dataset}"\nn = 10\nwidth = [20, 30]\ndtype = "float64"\ntolerance = 1e-3\n'
+            f'solver = "gd"\niterations = 3\n{more}'
+        )
+        return path
+
+    shown = plan("digits", "keep_points = true")
+    monkeypatch.setattr(catalogue, "plans_of", lambda name, quick: (shown,))
+    part = tmp_path / "part.toml"
+    part.write_text(shown.read_text().replace("[20, 30]", "30"))
+    runs = tmp_path / "runs"
+    figure = ["figure", "images", "--out", str(tmp_path / "f")]
+    assert main([*figure, "--runs", str(runs)]) == 2
+    assert "got none; run `recollect sweep` first" in capsys.readouterr().err
+    assert main(["sweep", str(part), "--out", str(runs), "--device", "cpu", "--workers", "1"]) == 0
+    before = sorted(runs.rglob("*"))
+    assert main([*figure, "--runs", str(runs)]) == 0
+    svg = (tmp_path / "f" / "images.svg").read_text()
+    assert ("p = 30" in svg, "p = 20" in svg) == (True, False)  # what is there, and nothing is run
+    assert sorted(runs.rglob("*")) == before
+    assert main(["figure", "n100", "--runs", str(runs), "--out", str(tmp_path / "f")]) == 0
+    assert (tmp_path / "f" / "n100.csv").read_text().count("\n") == 2
+    for bad in (["figure", "spectrum"], ["figure", "n100", "--table", str(tmp_path / "f" / "n100.csv")]):
+        assert main([*bad, "--out", str(tmp_path), "--runs", str(runs)]) == 2
+        assert "expected no --runs" in capsys.readouterr().err
+
+
 def test_columns_do_not_hide_one_another() -> None:
     names = ["job", *COLUMNS, *RESULTS, *SECONDS]
     assert len(set(names)) == len(names)

@@ -129,6 +129,7 @@ def figure(
     out: Path,
     quick: Annotated[bool, Flag] = False,
     table: Annotated[list[Path] | None, Parameter(consume_multiple=True)] = None,
+    runs: Path | None = None,
     workers: Count | None = None,
     data: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     device: Device = "auto",
@@ -152,6 +153,8 @@ def figure(
         A small version, minutes on two cores. The full plans take hours of a GPU.
     table
         Draw from these tables, which `export` made, instead of running anything.
+    runs
+        Draw from what a sweep has done in this folder, instead of running anything. Figures of pictures need it.
     workers
         Processes at once; as many as cores, or as GPUs, unless given.
     data
@@ -161,9 +164,13 @@ def figure(
     catalogue.check_name(name)
     check_writable(out)
     _check_counts(workers, 1)
-    sources, runs = _sources(data or []), out / f"{name}-{'quick' if quick else 'full'}-runs"
+    sources = _sources(data or [])
     if table and (name in catalogue.PICTURES or name in catalogue.MEASURED):
-        raise OptionError(f"expected {name} without --table, got one; a table does not hold that: leave it out")
+        instead = "give --runs" if name in catalogue.PICTURES else "leave it out"
+        raise OptionError(f"expected {name} without --table, got one; a table does not hold that: {instead}")
+    if runs and (table or name in catalogue.MEASURED):
+        what = "with --table" if table else f"for {name}, which is measured at once"
+        raise OptionError(f"expected no --runs {what}, got one; leave it out")
     code, told = 0, dict[str, Any]()
     if name in catalogue.MEASURED:
         make = catalogue.spectra if name == "spectrum" else catalogue.bounds_beside_measurements
@@ -174,11 +181,16 @@ def figure(
         files = catalogue.DRAWINGS[name].draw(rows_of)
     else:
         jobs = tuple(job for plan in catalogue.plans_of(name, quick=quick) for job in read_plan(plan))
-        where, store = choose_device(device), Store(runs)
-        slots = workers or _slots(where.type, 1)
-        tasks = tasks_of(jobs, store, Machine.measured(where, 1), sources)
-        carrier = _engine("local", None, slots, 1, 1.0, 0.0, where.type, runs)
-        code, told = _run(terminal, jobs, store, tasks, carrier, slots, False)
+        store = Store(runs or out / f"{name}-{'quick' if quick else 'full'}-runs")
+        if runs is None:
+            where = choose_device(device)
+            slots = workers or _slots(where.type, 1)
+            tasks = tasks_of(jobs, store, Machine.measured(where, 1), sources)
+            carrier = _engine("local", None, slots, 1, 1.0, 0.0, where.type, store.folder)
+            code, told = _run(terminal, jobs, store, tasks, carrier, slots, False)
+        elif not any(store.has(job) for job in jobs):
+            plans = " and ".join(plan.name for plan in catalogue.plans_of(name, quick=quick))
+            raise OptionError(f"expected results of {plans} in {runs}, got none; run `recollect sweep` first")
         if code == 130:
             terminal.answer(told)
             return code
