@@ -16,6 +16,7 @@ from torch import Tensor
 from recollect.errors import OptionError
 from recollect.geometry import FreeRadius, Sphere, random_start
 from recollect.solve import GradientDescent, Outcome, Run, Status, minimise, paper_step, start
+from recollect.solve.loop import JITTERS
 from recollect.span import Fit, LastLayerSpan, LayerwiseSpan, Span
 
 
@@ -197,17 +198,36 @@ def test_the_papers_two_steps() -> None:
     assert (paper_step(60), paper_step(256), paper_step(257), paper_step(3072)) == (20.0, 20.0, 2000.0, 2000.0)
 
 
+@dataclass
+class Singular:
+    """A span in which some starts have a Gram that cannot be factored without jitter of 1e-9."""
+
+    span: LastLayerSpan
+    which: Tensor
+    equations: int = 10
+    capturable: bool = False
+    name: str = "singular at times"
+    notes: tuple[str, ...] = ()
+
+    def flops(self, n: int) -> float:
+        return 1.0
+
+    def fit(self, X: Tensor, *, gradient: bool = True, jitter: Tensor | None = None) -> Fit:
+        assert jitter is not None
+        fit, fails = self.span.fit(X, gradient=gradient, jitter=jitter), self.which & (jitter < 1e-9)
+        slope = None if fit.gradient is None else torch.where(fails[..., None, None], torch.nan, fit.gradient)
+        return Fit(torch.where(fails, torch.nan, fit.loss), fit.alpha, slope)
+
+
 def test_starts_that_share_a_run_do_not_share_their_trouble() -> None:
-    """The second of three starts holds a point twice: it alone climbs the ladder of jitters."""
+    """The second of three starts alone climbs the ladder of jitters."""
     span, sphere = LastLayerSpan(small_mlp(0), device=CPU, dtype=F64), Sphere(2.0)
     Z = torch.stack([random_start(sphere, 3, 5, generator(k)) for k in range(3)])
-    Z[1, 1] = Z[1, 0]
-    solver = GradientDescent(step_size=0.05, iterations=40)
+    solver, which = GradientDescent(step_size=0.05, iterations=40), torch.tensor([False, True, False])
     saved: list[Run] = []
-    together = run(span, solver, Z, geometry=sphere, save=lambda run, seconds: saved.append(run))
-    assert saved[-1].rung.tolist()[::2] == [0, 0]
-    assert int(saved[-1].rung[1]) > 0
-    alone = [run(span, solver, Z[k], geometry=sphere) for k in range(3)]
+    together = run(Singular(span, which), solver, Z, geometry=sphere, save=lambda run, seconds: saved.append(run))
+    assert saved[-1].rung.tolist() == [0, JITTERS.index(1e-8), 0]
+    alone = [run(Singular(span, which[k]), solver, Z[k], geometry=sphere) for k in range(3)]
     best = min(alone, key=lambda outcome: outcome.loss)
     assert together.loss == pytest.approx(best.loss, rel=1e-9)
     torch.testing.assert_close(together.Z, best.Z, rtol=1e-9, atol=1e-9)
