@@ -34,7 +34,8 @@ class Gram:
         Two triangular solves and not `cholesky_solve`: that copies the factor (ten times the price for one column and
         k = 1000 on a CPU), and on a GPU it goes through a stack one by one (pytorch/pytorch#175898).
         """
-        return self._scale * torch.linalg.solve_triangular(self._factor.mT, self.whiten(B), upper=True)
+        X: Tensor = torch.linalg.solve_triangular(self._factor.mT, self.whiten(B), upper=True)
+        return self._scale * X
 
     def whiten(self, B: Float[Tensor, "*s k c"]) -> Float[Tensor, "*s k c"]:
         """V with VᵀV = BᵀK⁻¹B, in float64."""
