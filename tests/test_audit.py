@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,9 +20,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect import Projection, Reconstruction, reconstruct
+from recollect import Projection, Reconstruction, Status, reconstruct
 from recollect.audit import Verdict, audit, caveats, judge, judge_by_truth, outlook
 from recollect.audit.nulls import NULLS, shuffled
+from recollect.audit.run import Setting, _try
 from recollect.cli import main
 from recollect.errors import OptionError
 from recollect.history import History
@@ -126,7 +128,7 @@ def test_an_activation_that_nobody_said_is_guessed(monkeypatch: pytest.MonkeyPat
     bare = Victim(infer_network(victim.theta_f), victim.theta_0, victim.theta_f)
     assert "relu (assumed)" in bare.describe()
     assert "activation" in caveats(bare)[0].seen
-    done = audit(bare, budget=60.0, device="cpu")
+    done = audit(bare, budget=600.0, device="cpu")
     assert done.verdict is Verdict.EXPOSED
     assert done.best is not None
     assert done.best.found is not None
@@ -135,6 +137,18 @@ def test_an_activation_that_nobody_said_is_guessed(monkeypatch: pytest.MonkeyPat
     assert evaluate(done.best.found, data.inputs).recovered == 1
     said = Victim(infer_network(victim.theta_f, "relu"), victim.theta_0, victim.theta_f)
     assert not any("instead of" in one.setting.name for one in audit(said, 6, budget=6.0, device="cpu").attempts)
+
+
+def test_nothing_is_called_of_an_attack_that_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, _ = easy()
+    whole = reconstruct(victim, 6, device="cpu")
+    setting = Setting("last layer", victim, Projection(), 6, 0)
+    for status, called in [(Status.STATIONARY, 6), (Status.INTERRUPTED, 0)]:
+        found = replace(whole, status=status)
+        monkeypatch.setattr("recollect.audit.run.reconstruct", lambda *_, found=found, **__: found)
+        attempt = _try(setting, CPU, quiet, time.monotonic() - 1)
+        assert (attempt.recovered, attempt.likely) == (called, 6)
+        assert ("none of it called" in attempt.ended) == (status is Status.INTERRUPTED)
 
 
 def test_a_start_of_another_run_cannot_be_judged() -> None:

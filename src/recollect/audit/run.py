@@ -139,8 +139,8 @@ def audit(
     """Attack within `budget` seconds and `memory` bytes (None: what the machine has).
 
     n None: as many points as the weights suggest. Memory is kept by choosing paths whose estimates fit, not enforced.
-    `past` is read off the victim unless given. Weight decay is undone; where training biases what is found, and in
-    networks other than MLPs, for which confidence was not calibrated, no point is called.
+    `past` is read off the victim unless given. Weight decay is undone; where training biases what is found, where an
+    attack was cut off, and in networks other than MLPs, for which confidence was not calibrated, no point is called.
     """
     if not budget > 0:
         raise OptionError(f"expected a budget of more than no time, got {budget:g} s; give for instance 10m")
@@ -285,9 +285,10 @@ def _try(
     over = found.status is Status.INTERRUPTED
     if over and time.monotonic() < deadline:
         raise KeyboardInterrupt
-    if biased and found.confidence is not None:
+    # A run that was cut off may be stuck where respawning would have helped, and sure of it.
+    if (biased or over) and found.confidence is not None:
         found = replace(found, confidence=found.confidence.clamp(max=UNSURE))
-    ended = "the time was over; the best until then" if over else found.status.value
+    ended = "the time was over; the best until then, none of it called" if over else found.status.value
     return Attempt(setting, found, time.monotonic() - began, ended)
 
 
