@@ -3,13 +3,14 @@
 A study runs one attack with several seeds on several victims that were trained alike: a cell of its grid. A step of
 gradient descent on one of them is some fifty small operations, and their launches take longer than their arithmetic.
 Starts stacked along a first dimension cost hardly more than one: H for all of them is one product with W, or, where W
-differs from victim to victim, one batched product; every start keeps its own Gram, jitter and best point.
+differs from victim to victim, one batched product; every start keeps its own Gram, jitter and best point. What comes of
+a start depends on its company all the same: sums are taken in another order, and descent makes much of little.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,12 +23,10 @@ from recollect.seeds import stream
 from recollect.shapes import Float, Tensor
 from recollect.solve import GradientDescent, Status, minimise, start
 from recollect.span import Endpoints, LastLayerSpan, Span
-from recollect.threads import SMALL
 from recollect.victim import Victim
 
-_LAUNCHES = {"cpu": SMALL, "cuda": 1e10}
-"""Floating-point operations that take about as long as the launches of a step do; from there on victims gain nothing
-from company, and a run that is killed should not take them along."""
+_LAUNCHES = {"cpu": 5e7, "cuda": 1e10}
+"""Floating-point operations that take about as long as the launches of a step do: beyond, company gains little."""
 
 
 def reconstruct_cell(
@@ -40,8 +39,7 @@ def reconstruct_cell(
 ) -> tuple[tuple[Reconstruction, ...], ...]:
     """`reconstruct` of each victim, by its attack, with each of these seeds.
 
-    Starts of gradient descent share their matrix products where it pays and memory allows. What comes of each then
-    differs from a single run by rounding, as the order of sums does.
+    Starts of gradient descent share their matrix products where it pays and memory allows.
     """
     where = choose_device(device)
     pairs = list(zip(victims, attacks, strict=True))
@@ -59,10 +57,12 @@ def reconstruct_cell(
 
 
 def pays(device: torch.device, flops: float, victims: int, seeds: int) -> bool:
-    """Whether runs whose fits take so many operations should share their products; told from sizes alone."""
-    if victims > 1:
-        return victims * seeds * flops < _LAUNCHES[device.type]
-    return device.type == "cuda" or flops < SMALL
+    """Whether runs whose fits take so many operations should share their products; told from sizes alone.
+
+    On a CPU what one run does for others keeps other cores idle, and victims stay by themselves.
+    """
+    small = victims * seeds * flops < _LAUNCHES[device.type]
+    return victims == 1 and small if device.type == "cpu" else victims == 1 or small
 
 
 def _one_descent(attack: Projection) -> bool:
@@ -76,12 +76,15 @@ class _Runs:
     problem: Problem
     span: Span
     solver: GradientDescent
+    doubts: tuple[str, ...]
 
     @classmethod
     def of(cls, victim: Victim, attack: Projection, n: int, device: torch.device) -> _Runs:
         assert isinstance(attack.solver, GradientDescent)
         problem = Problem.of(victim, attack, device)
-        return cls(problem, problem.span(n, attack.endpoints or Endpoints.FINAL), with_step(attack.solver, victim))
+        doubts = problem.check(n)
+        span = problem.span(n, attack.endpoints or Endpoints.FINAL)
+        return cls(problem, span, with_step(attack.solver, victim), doubts)
 
     def alike(self, other: _Runs) -> bool:
         """Whether they differ in their weights alone."""
@@ -105,7 +108,6 @@ def _shared(runs: Sequence[_Runs], n: int, seeds: Sequence[int]) -> tuple[tuple[
     span = one.span
     if len(runs) > 1:
         span = LastLayerSpan.stacked([run.span for run in runs if isinstance(run.span, LastLayerSpan)])
-    doubts = [run.problem.check(n) for run in runs]
     found: list[list[Reconstruction]] = [[] for _ in runs]
     for some in (seeds[k : k + at_once] for k in range(0, len(seeds), at_once)):
         Z = torch.stack([_starts(run.problem, n, some) for run in runs])
@@ -114,7 +116,7 @@ def _shared(runs: Sequence[_Runs], n: int, seeds: Sequence[int]) -> tuple[tuple[
             span,
             one.problem.geometry,
             start(one.solver, Z if len(runs) > 1 else Z[0]),
-            tolerance=0.0,
+            tolerance=-1.0,  # one that has arrived must not end the others
             report=lambda done, message: None,
             save=lambda run, seconds: None,
         )
@@ -122,9 +124,11 @@ def _shared(runs: Sequence[_Runs], n: int, seeds: Sequence[int]) -> tuple[tuple[
             raise KeyboardInterrupt
         for k, outcome in enumerate(outcomes):  # victim by victim; each took its share of the time
             run, spent = runs[k // len(some)], outcome.seconds / len(outcomes)
+            if outcome.loss <= 0:
+                outcome = replace(outcome, status=Status.CONVERGED)
             stage = Stage("gradient descent, start 1", outcome.loss, outcome.iterations, spent, outcome.status.value)
-            told = (run.problem, run.span, run.span, outcome, (stage,), doubts[k // len(some)])
-            found[k // len(some)].append(as_result(*told, one.solver.step_size, 0, False))
+            told = (run.problem, run.span, run.span, outcome, (stage,), run.doubts, one.solver.step_size)
+            found[k // len(some)].append(as_result(*told, resumed_at=0, exact=False))
     return tuple(tuple(each) for each in found)
 
 

@@ -246,6 +246,10 @@ def test_figures_from_the_folder_of_a_sweep(
     assert sorted(runs.rglob("*")) == before
     assert main(["figure", "n100", "--runs", str(runs), "--out", str(tmp_path / "f")]) == 0
     assert (tmp_path / "f" / "n100.csv").read_text().count("\n") == 2
+    part.write_text(shown.read_text().replace("iterations = 3", "iterations = 2"))  # of another study
+    assert main(["sweep", str(part), "--out", str(runs), "--device", "cpu", "--workers", "1"]) == 0
+    assert main(["figure", "n100", "--runs", str(runs), "--out", str(tmp_path / "f")]) == 0
+    assert (tmp_path / "f" / "n100.csv").read_text().count("\n") == 2
     for bad in (["figure", "spectrum"], ["figure", "n100", "--table", str(tmp_path / "f" / "n100.csv")]):
         assert main([*bad, "--out", str(tmp_path), "--runs", str(runs)]) == 2
         assert "expected no --runs" in capsys.readouterr().err

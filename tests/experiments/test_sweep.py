@@ -87,7 +87,7 @@ def few(**options: object) -> tuple[Job, ...]:
 def test_each_victim_is_trained_once_and_goes_when_it_is_no_longer_needed(tmp_path: Path) -> None:
     jobs, store, engine = few(method=["full", "true"], training_seed=[0, 1]), Store(tmp_path), Here()
     assert run(jobs, store, engine) == {}
-    assert [task.trains for task in engine.done] == [True, True, False, False]
+    assert [task.trains for task in engine.done] == [True, False, False, True, False, False]
     assert all(store.has(job) for job in jobs)
     assert not list((tmp_path / "victims").iterdir())
     again = Here()
@@ -215,6 +215,14 @@ def test_seeds_of_gradient_descent_are_one_task_and_always_all_on_a_gpu_or_if_sm
     assert sizes(large, MACHINE) == [1] * 6
 
 
+@pytest.fixture
+def company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: victims that were trained alike share their products."""
+    for file in ("cell", "experiments.estimate"):
+        monkeypatch.setattr(f"recollect.{file}.pays", lambda *_: True)
+
+
+@pytest.mark.usefixtures("company")
 def test_victims_trained_alike_are_attacked_together_where_that_pays(tmp_path: Path) -> None:
     jobs = (
         # Few iterations: rounding grows from step to step.
@@ -222,6 +230,7 @@ def test_victims_trained_alike_are_attacked_together_where_that_pays(tmp_path: P
         *few(reconstruction_seed=[0, 1], training_seed=[0, 1], parameters="all", iterations=3),
         *few(training_seed=[0, 1], reconstruction_seed=5, step=3.0, iterations=3),
         *few(training_seed=3, reconstruction_seed=[0, 1], iterations=3),
+        *few(training_seed=[0, 1], solver="auto", iterations=50),
         *few(training_seed=[0, 1], solver="auto", iterations=50),
     )
     store, engine = Store(tmp_path), Here()
@@ -235,7 +244,7 @@ def test_victims_trained_alike_are_attacked_together_where_that_pays(tmp_path: P
         ("full", "last", "gd", 2),
         ("full", "last", "auto", 1),
     }
-    assert sum(len(task.jobs) for task in attacks) == len(jobs)
+    assert sum(len(task.jobs) for task in attacks) == len(jobs) - 2  # none twice
     assert sum(task.trains for task in engine.done) == 4
     assert not list((tmp_path / "victims").iterdir())
     assert "seed 0, 1, 2" in str(next(task for task in attacks if len(task.jobs) == 6))
@@ -248,6 +257,7 @@ def test_victims_trained_alike_are_attacked_together_where_that_pays(tmp_path: P
         assert ours["residual"] == pytest.approx(own["residual"], rel=1e-3)
 
 
+@pytest.mark.usefixtures("company")
 def test_a_victim_that_cannot_be_trained_does_not_take_others_along(tmp_path: Path) -> None:
     jobs, store = few(reconstruction_seed=[0, 1], training_seed=[0, 1, 2]), Store(tmp_path)
     engine = Here(["Error: no", None, None, "Error: never"])
@@ -259,6 +269,75 @@ def test_a_victim_that_cannot_be_trained_does_not_take_others_along(tmp_path: Pa
     everything = Here(["Error"] * 6)
     assert len(run(jobs, Store(tmp_path / "b"), everything)) == 6
     assert all(task.trains for task in everything.done)
+
+
+@pytest.mark.usefixtures("company")
+def test_nor_does_one_that_cannot_be_attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, store = few(reconstruction_seed=[0, 1], training_seed=[0, 1, 2]), Store(tmp_path)
+    attack = perform_file._attack
+
+    def bad(store: Store, cell: Sequence[Sequence[Job]], device: torch.device) -> None:
+        if any(jobs[0].recipe.seed == 1 for jobs in cell):
+            raise ValueError("not this one")
+        attack(store, cell, device)
+
+    monkeypatch.setattr(perform_file, "_attack", bad)
+    engine = Here()
+    failures = run(jobs, store, engine)
+    assert failures == {job: "ValueError: not this one" for job in jobs if job.recipe.seed == 1}
+    assert [len(task.jobs) for task in engine.done if not task.trains] == [6, 6, 2, 2, 2, 2]
+    assert not list((tmp_path / "victims").iterdir())
+
+
+@pytest.mark.usefixtures("company")
+def test_damaged_victims_of_a_cell_are_all_trained_again_at_once(tmp_path: Path) -> None:
+    jobs, store = few(training_seed=[0, 1, 2]), Store(tmp_path)
+    run(jobs, store, Here(), keep_victims=True)
+    for job in jobs:
+        (tmp_path / "results" / f"{job.name}.json").unlink()
+    for job in jobs[:2]:
+        (store.victim(job) / "trained.safetensors").write_bytes(b"junk")
+    engine = Here()
+    assert run(jobs, store, engine) == {}
+    assert [len(task.jobs) for task in engine.done] == [3, 3]
+
+
+@pytest.mark.usefixtures("company")
+def test_two_runs_of_a_cell_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A victim was lost, so the other ran alone; the cell is run again, and killed while it keeps its results."""
+    jobs = few(reconstruction_seed=[0, 1], training_seed=[0, 1], iterations=200)
+    whole = Store(tmp_path / "whole")
+    run(jobs, whole, Here())
+    for kept in range(5):
+        store = Store(tmp_path / f"killed after {kept}")
+        assert len(run(jobs, store, Here(["Error", None, "Error"]))) == 2
+        keep, count = Store.keep, itertools.count()
+
+        def until_killed(*arguments: Any, kept: int = kept, keep: Any = keep, count: Any = count) -> None:
+            if next(count) >= kept:
+                raise KeyboardInterrupt
+            keep(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "keep", until_killed)
+            if kept < 4:
+                with pytest.raises(KeyboardInterrupt):
+                    run(jobs, store, Here())
+            else:
+                run(jobs, store, Here())
+        run(jobs, store, Here())
+        plain = [
+            [{name: row[name] for name in row if not name.endswith("_seconds")} for row in table(one)]
+            for one in (store, whole)
+        ]
+        assert plain[0] == plain[1]
+
+
+def test_a_plan_that_grew_trains_what_its_cells_need(tmp_path: Path, company: None) -> None:
+    store, engine = Store(tmp_path), Here()
+    run(few(training_seed=[0, 1]), store, Here())
+    assert run(few(training_seed=[0, 1, 2]), store, engine) == {}
+    assert [task.trains for task in engine.done] == [True, True, True, False]
 
 
 def test_the_table_is_in_an_order_of_its_own_and_reads_back(tmp_path: Path) -> None:

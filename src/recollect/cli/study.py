@@ -154,7 +154,7 @@ def figure(
     table
         Draw from these tables, which `export` made, instead of running anything.
     runs
-        Draw from what a sweep has done in this folder, instead of running anything. Figures of pictures need it.
+        Draw from what a sweep has done in this folder, instead of running anything: pictures too, which no table holds.
     workers
         Processes at once; as many as cores, or as GPUs, unless given.
     data
@@ -197,7 +197,8 @@ def figure(
         if name in catalogue.PICTURES:
             files = catalogue.pictures(name, store, jobs, sources)
         else:
-            files = catalogue.DRAWINGS[name].draw(made := results(store))
+            made = [row for row in results(store) if row["job"] in {job.name for job in jobs}]
+            files = catalogue.DRAWINGS[name].draw(made)
             files = {**files, ".csv": csv_bytes(made)}
     write_files({out / f"{name}{ending}": content for ending, content in files.items()})
     paths = [str(out / f"{name}{ending}") for ending in files]

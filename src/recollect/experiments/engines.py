@@ -153,7 +153,7 @@ def attempt(task: Task, threads: int) -> str | None:
     torch.set_num_threads(threads)
     try:
         perform(task)
-    except Exception as error:  # whatever it is, it is this job's alone
+    except Exception as error:  # whatever it is, it is this task's alone
         return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
     return None
 

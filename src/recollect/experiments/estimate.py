@@ -91,10 +91,11 @@ def _fit(job: Job, sizes: Mapping[str, tuple[int, int]]) -> float:
     recipe, c = job.recipe, sizes[dataset_key(job)][1]
     n, p, r = recipe.n, recipe.width, _coordinates(job, sizes)
     hidden = (recipe.depth - 2) * p * p if recipe.victim == "mlp" else 0
-    fit = 6.0 * n * (r * p + hidden) + 2.0 * n * p * (n + 3 * c)
+    k = {"both": 2, "path": 3}.get(job.endpoints, 1)
+    fit = 6.0 * k * n * (r * p + hidden) + 2.0 * k * n * p * (k * n + 3 * c)
     if job.parameters == "last":
         return fit
-    return fit + 2.0 * (n * c) ** 2 * (p * recipe.depth) + (n * c) ** 3 / 3
+    return fit + 2.0 * (k * n * c) ** 2 * (p * recipe.depth) + (k * n * c) ** 3 / 3
 
 
 def _coordinates(job: Job, sizes: Mapping[str, tuple[int, int]]) -> int:

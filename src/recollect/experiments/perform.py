@@ -1,4 +1,4 @@
-"""Carrying out jobs: a victim is trained, or some jobs of one group are run on it. Results go to the store."""
+"""Carrying out jobs: a victim is trained, or jobs that differ in their seeds are run. Results go to the store."""
 
 from __future__ import annotations
 
@@ -105,21 +105,30 @@ class _Trained:
     basis: Float[Tensor, "d r"]
 
     @classmethod
-    def read(cls, store: Store, job: Job) -> _Trained:
-        folder = store.victim(job)
+    def read(cls, folder: Path) -> _Trained:
+        facts = read_json(folder / "train.json")
+        truth, basis = read_truth(folder / "truth.safetensors"), read_tensors(folder / "basis.safetensors")[0]["U"]
+        victim = Victim.load(folder / "init.safetensors", folder / "trained.safetensors")
+        return cls(victim, facts, truth.inputs, basis)
+
+
+def _read(store: Store, jobs: Sequence[Job]) -> list[_Trained]:
+    """The victims of these jobs. Those that are damaged are dropped, all of them: the next try trains them again."""
+    trained, trouble = [], list[Exception]()
+    for job in jobs:
         try:
-            facts = read_json(folder / "train.json")
-            truth, basis = read_truth(folder / "truth.safetensors"), read_tensors(folder / "basis.safetensors")[0]["U"]
-            victim = Victim.load(folder / "init.safetensors", folder / "trained.safetensors")
-            return cls(victim, facts, truth.inputs, basis)
-        except (FileError, KeyError):
-            store.drop_victim(job)  # so that the next try trains it again
-            raise
+            trained.append(_Trained.read(store.victim(job)))
+        except (FileError, KeyError) as error:
+            store.drop_victim(job)
+            trouble.append(error)
+    if trouble:
+        raise trouble[0]
+    return trained
 
 
 def _attack(store: Store, cell: Sequence[Sequence[Job]], device: torch.device) -> None:
     """The jobs of each victim; the victims' differ in their seeds alone."""
-    trained = [_Trained.read(store, jobs[0]) for jobs in cell]
+    trained = _read(store, [jobs[0] for jobs in cell])
     began = time.perf_counter()
     found = reconstruct_cell(
         [one.victim for one in trained],
@@ -128,24 +137,29 @@ def _attack(store: Store, cell: Sequence[Sequence[Job]], device: torch.device) -
         seeds=[job.reconstruction_seed for job in cell[0]],
         device=device,
     )
-    for jobs, one, runs in zip(cell, trained, found, strict=True):
-        for job, run in zip(jobs, runs, strict=True):
-            result = {
-                **_scored(run, one.truth),
-                "outputs": one.victim.c,
-                "training_mse": one.facts["mse"],
-                "training_steps": one.facts["steps"],
-                "training_step_size": one.facts["learning_rate"],
-                "gap_rank": one.facts["gap_rank"],
-                "device": device.type,
-                "torch": torch.__version__,
-            }
-            spent = {
-                "attack_seconds": sum(stage.seconds for stage in run.stages),
-                "group_seconds": time.perf_counter() - began,
-                "training_seconds": one.facts["seconds"],
-            }
-            store.keep(job, result, spent, run.inputs)
+    results = [
+        (job, one, run)
+        for jobs, one, runs in zip(cell, trained, found, strict=True)
+        for job, run in zip(jobs, runs, strict=True)
+    ]
+    # What is missing comes last: if this ends here, all is run again, and no two runs are mixed.
+    for job, one, run in sorted(results, key=lambda result: not store.has(result[0])):
+        result = {
+            **_scored(run, one.truth),
+            "outputs": one.victim.c,
+            "training_mse": one.facts["mse"],
+            "training_steps": one.facts["steps"],
+            "training_step_size": one.facts["learning_rate"],
+            "gap_rank": one.facts["gap_rank"],
+            "device": device.type,
+            "torch": torch.__version__,
+        }
+        spent = {
+            "attack_seconds": sum(stage.seconds for stage in run.stages),
+            "group_seconds": time.perf_counter() - began,
+            "training_seconds": one.facts["seconds"],
+        }
+        store.keep(job, result, spent, run.inputs)
 
 
 def _scored(found: Reconstruction, truth: Float[Tensor, "n d"]) -> dict[str, Any]:

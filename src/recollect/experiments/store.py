@@ -6,7 +6,8 @@
 `failures/NAME.json`  the last error of a job that did not succeed
 
 Every file is written whole or not at all and says what it belongs to, so that a sweep may be killed at any moment and
-two may share a folder: at worst something is computed twice, with the same result.
+two may share a folder: at worst something is computed twice. What runs that share their products (`recollect.cell`)
+come to depends on which of them were in one plan.
 """
 
 from __future__ import annotations

@@ -49,19 +49,17 @@ def tasks_of(
     paths = {job.recipe.dataset for job in jobs if Path(job.recipe.dataset).exists()}
     sources = {**{path: str(Path(path).absolute()) for path in paths}, **sources}
     sizes = dimensions(tuple(jobs), sources)
-    missing = [job for job in jobs if not store.has(job)]
 
     def task(some: tuple[Job, ...], trains: bool, cost: Cost) -> Task:
         folder, device = store.folder.absolute(), machine.device.type
         return Task(some, trains, folder, device, dict(sources), cost.bytes, cost.seconds)
 
+    together = _together(jobs, lambda some: share(some, sizes, machine))
+    chosen = [some for some in together if not all(store.has(job) for job in some)]
     trainings: dict[str, Task] = {}
-    for job in missing:
+    for job in (job for some in chosen for job in some):
         if job.victim_name not in trainings and not store.has_victim(job):
             trainings[job.victim_name] = task((job,), True, training_cost(job, sizes, machine))
-    wanted = {job.name for job in missing}
-    together = _together(jobs, lambda some: share(some, sizes, machine))
-    chosen = [some for some in together if any(job.name in wanted for job in some)]
     attacks = [task(some, False, attack_cost(some, sizes, machine)) for some in chosen]
     return trainings, attacks
 
@@ -72,6 +70,7 @@ def _together(jobs: Sequence[Job], share: Callable[[Sequence[Job]], bool]) -> li
     Victims go together that have the same reconstruction seeds.
     """
     groups: dict[str, tuple[Job, ...]] = {}
+    jobs = list({job.name: job for job in jobs}.values())
     for job in jobs:
         name = job.group.name
         groups[name] = (*groups.get(name, ()), job)
@@ -175,6 +174,10 @@ class Sweep:
         tries = self._tries[key] = self._tries.get(key, 0) + 1
         if tries < (_TRIES_IF_LOST if ended.lost else _TRIES):
             self._ready.append(task)
+            return []
+        if not task.trains and len(task.victims) > 1:  # it may be one of them: each by itself
+            seconds = task.seconds / len(task.victims)
+            self._ready += [replace(task, jobs=jobs, seconds=seconds) for jobs in task.victims.values()]
             return []
         failed = self._given_up(task.jobs[0].victim_name) if task.trains else [task]
         for one in failed:

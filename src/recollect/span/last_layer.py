@@ -74,7 +74,6 @@ class LastLayerSpan:
         self._refine = dtype == torch.float64
         self.endpoints, self.lifted = endpoints, lifted
         self._length: float | Tensor = self._weights.length
-        self._outside: float | Tensor = self._weights.outside
         self._leading = 0
         """Dimensions of points that tell victims apart."""
 
@@ -85,14 +84,12 @@ class LastLayerSpan:
         What is one product for one victim is one batched product for all; the answers are those of each alone.
         """
         span = copy.copy(spans[0])
-        if span.lifted:
-            raise ValueError("only spans that are not lifted can be stacked")
+        if any(one.lifted or one._weights.outside for one in spans):
+            raise ValueError("only spans that are not lifted, of layers behind the first, can be stacked")
         span.rows = Rows.stacked([one.rows for one in spans])
         span.delta = torch.stack([one.delta for one in spans])[:, None]
-        device = span.delta.device
-        lengths, outside = ([getattr(one._weights, name) for one in spans] for name in ("length", "outside"))
-        span._length = torch.tensor(lengths, device=device).to(span.delta.dtype)[:, None, None, None]
-        span._outside = torch.tensor(outside, dtype=torch.float64, device=device)[:, None]
+        lengths = torch.tensor([one._weights.length for one in spans], dtype=torch.float64)
+        span._length = lengths.to(span.delta)[:, None, None, None]
         span._leading = 1
         return span
 
@@ -109,7 +106,7 @@ class LastLayerSpan:
     def unknowns(self, n: int, r: int, geometry: Geometry) -> int:
         """Coordinates of n points, their coefficients, and those of the rows that belong to none."""
         fixed = 0 if self.rows.fixed is None else len(self.rows.fixed)
-        return n * geometry.free_dimensions(r) + (self.rows.families * n + fixed) * self.delta.shape[0]
+        return n * geometry.free_dimensions(r) + (self.rows.families * n + fixed) * self.delta.shape[-2]
 
     def flops(self, n: int) -> float:
         c, p = self.delta.shape[-2:]
@@ -132,7 +129,7 @@ class LastLayerSpan:
 
     def loss(self, explained: Explained) -> Float[Tensor, "*s"]:
         norms: Tensor = torch.linalg.vector_norm(explained.R, dim=(-2, -1), dtype=torch.float64)
-        return norms.square() + self._outside
+        return self._weights.loss(norms.square())
 
     def fit(
         self, Z: Float[Tensor, "*s n r"], *, gradient: bool = True, jitter: Float[Tensor, "*s"] | None = None
@@ -203,10 +200,10 @@ class LastLayerSpan:
 
     def normal_bytes(self, n: int, r: int) -> int:
         """Peak memory of a dense step."""
-        return dense_normal_bytes(self.rows.families, self.delta.shape[1], n, r)
+        return dense_normal_bytes(self.rows.families, self.delta.shape[-1], n, r)
 
     def normal_flops(self, n: int, r: int) -> float:
-        p = self.delta.shape[1]
+        p = self.delta.shape[-1]
         return 2.0 * p * (n * r) ** 2 if self.dense(n, r) else self.flops(n)
 
     def _dense_normal(
