@@ -102,6 +102,8 @@ def test_the_claims_on_images() -> None:
     assert verdict("improve as the network", flat) == REFUTED
     assert verdict("Five-layer", flat) == REFUTED
     assert verdict("recognisable", flat) == REFUTED
+    assert verdict("recognisable", [one for one in flat if one["parameters"] == "last"]) == OPEN
+    assert verdict("recognisable", [one for one in rows if one["parameters"] == "last"]) == CONFIRMED
     assert verdict("recognisable", [one for one in rows if one["solver"] == "auto"]) == OPEN
 
 
