@@ -55,6 +55,16 @@ def test_a_file_is_what_it_holds_and_not_what_it_is_called(tmp_path: Path, name:
             read_checkpoint(tmp_path / name)
 
 
+def test_headers_of_safetensors_may_have_any_length(tmp_path: Path) -> None:
+    """One of 128 or 640 bytes begins with the first byte of a pickle."""
+    path, seen = tmp_path / "w.safetensors", set()
+    for length in range(1, 200):
+        save_file({"n" * length: torch.arange(3.0)}, path)
+        seen.add(path.read_bytes()[0])
+        assert torch.equal(read_checkpoint(path).tensors["n" * length], torch.arange(3.0))
+    assert 0x80 in seen
+
+
 def test_what_people_save_with_their_weights_is_let_be(tmp_path: Path) -> None:
     """Most of it `torch.load(weights_only=True)` refuses, because it would have to build it."""
     beside: dict[str, object] = {

@@ -60,13 +60,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
         start = stream.read(9)
     metadata: dict[str, str] = {}
     beside: frozenset[str] = frozenset()
-    if start.startswith((b"PK\x03\x04", b"\x80")):  # an archive; a pickle, as before torch 1.6
-        tensors, beside = _read_torch(path)
-    elif start[8:] == b"{":  # after its length, the header
+    torchs = start.startswith((b"PK\x03\x04", b"\x80"))  # an archive; a pickle, as before torch 1.6
+    # The header of safetensors comes after its length, whose first byte may be that of a pickle.
+    if start[8:] == b"{" and (not torchs or int.from_bytes(start[:8], "little") <= path.stat().st_size):
         try:
             tensors, metadata = read_tensors(path)
         except FileError as error:
             raise CheckpointError(str(error)) from None
+    elif torchs:
+        tensors, beside = _read_torch(path)
     else:
         raise CheckpointError(
             f"expected a .safetensors or .pt checkpoint, got {path.name}, which begins like neither; save it as one "
