@@ -122,6 +122,11 @@ def test_the_claims_of_the_appendix() -> None:
     assert verdict("with the last layer and with both", cifar) == QUALIFIED
     alike = [{**one, "rho": 0.3} for one in rows]
     assert verdict("and not on synthetic", alike) == QUALIFIED
+    # Where nothing is found, nothing is compared.
+    failed = [{**one, "rho": 0.95 * one["chance_span"]} if one["dataset"] == "synthetic" else one for one in rows]
+    assert verdict("with the last layer and with both", failed) == QUALIFIED
+    assert verdict("and not on synthetic", failed) == QUALIFIED
+    assert verdict("and not on synthetic", [one for one in failed if one["dataset"] == "synthetic"]) == OPEN
 
 
 def test_what_was_not_run_is_not_judged_and_a_page_holds_every_claim() -> None:
