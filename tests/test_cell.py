@@ -13,6 +13,7 @@ from recollect import (
     Basis,
     FullSpace,
     GradientDescent,
+    LevenbergMarquardt,
     Projection,
     Reconstruction,
     Status,
@@ -125,7 +126,8 @@ def test_as_many_at_once_as_memory_holds(monkeypatch: pytest.MonkeyPatch, shapes
 
 
 def test_what_has_nothing_to_share_is_run_alone(monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, ...]]) -> None:
-    for attack in (replace(DESCENT, restarts=2), replace(DESCENT, tolerance=1e-3), Projection()):
+    lm = Projection(solver=LevenbergMarquardt(iterations=3))
+    for attack in (replace(DESCENT, restarts=2), replace(DESCENT, tolerance=1e-3), lm):
         found = reconstruct_cell(victims(1), N, [attack], seeds=[1, 2], device="cpu")
         alone = [reconstruct(victims(1)[0], N, attack, seed=seed, device="cpu") for seed in (1, 2)]
         assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(found[0], alone, strict=True))

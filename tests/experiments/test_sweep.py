@@ -230,8 +230,8 @@ def test_victims_trained_alike_are_attacked_together_where_that_pays(tmp_path: P
         *few(reconstruction_seed=[0, 1], training_seed=[0, 1], parameters="all", iterations=3),
         *few(training_seed=[0, 1], reconstruction_seed=5, step=3.0, iterations=3),
         *few(training_seed=3, reconstruction_seed=[0, 1], iterations=3),
-        *few(training_seed=[0, 1], solver="auto", iterations=50),
-        *few(training_seed=[0, 1], solver="auto", iterations=50),
+        *few(training_seed=[0, 1], solver="lm", iterations=3),
+        *few(training_seed=[0, 1], solver="lm", iterations=3),
     )
     store, engine = Store(tmp_path), Here()
     assert run(jobs, store, engine) == {}
@@ -242,7 +242,7 @@ def test_victims_trained_alike_are_attacked_together_where_that_pays(tmp_path: P
         ("true", "last", "gd", 6),
         ("full", "all", "gd", 2),
         ("full", "last", "gd", 2),
-        ("full", "last", "auto", 1),
+        ("full", "last", "lm", 1),
     }
     assert sum(len(task.jobs) for task in attacks) == len(jobs) - 2  # none twice
     assert sum(task.trains for task in engine.done) == 4
@@ -250,7 +250,7 @@ def test_victims_trained_alike_are_attacked_together_where_that_pays(tmp_path: P
     assert "seed 0, 1, 2" in str(next(task for task in attacks if len(task.jobs) == 6))
     alone = Store(tmp_path / "alone")
     for job in jobs:
-        assert run([job], alone, Here()) == {}
+        assert run([job], alone, Here(), keep_victims=True) == {}
     for ours, own in zip(table(store), table(alone), strict=True):
         assert ours["job"] == own["job"]
         assert ours["rho"] == pytest.approx(own["rho"], rel=1e-4)
@@ -308,7 +308,7 @@ def test_two_runs_of_a_cell_do_not_mix(tmp_path: Path, monkeypatch: pytest.Monke
     jobs = few(reconstruction_seed=[0, 1], training_seed=[0, 1], iterations=200)
     whole = Store(tmp_path / "whole")
     run(jobs, whole, Here())
-    for kept in range(5):
+    for kept in (1, 2, 4):
         store = Store(tmp_path / f"killed after {kept}")
         assert len(run(jobs, store, Here(["Error", None, "Error"]))) == 2
         keep, count = Store.keep, itertools.count()
