@@ -21,14 +21,13 @@ from typing import Any
 
 import torch
 
-from recollect import Projection, Subspace, reconstruct
-from recollect.audit.nulls import NULLS
-from recollect.audit.verdict import up_to_sign
-from recollect.errors import RecollectError
-from recollect.metrics import evaluate
-from recollect.problem import RecollectWarning
-from recollect.recipe import Recipe
-from recollect.subspace import spectrum
+from recollect import Exact, Subspace, reconstruct
+from recollect.auditing.nulls import NULLS
+from recollect.auditing.verdict import up_to_sign
+from recollect.errors import RecollectError, RecollectWarning
+from recollect.examine.subspace import spectrum
+from recollect.truth.metrics import evaluate
+from recollect.truth.recipe import Recipe
 
 Row = dict[str, Any]
 
@@ -38,12 +37,25 @@ def victims(first: int) -> Iterator[Row]:
     for seed, (width, depth, bias) in itertools.product(
         range(first, first + 3), itertools.product((60, 120, 250, 500, 1000), (2, 3), (False, True))
     ):
-        yield {"dataset": "digits", "n": 10, "width": width, "depth": depth, "bias": bias, "seed": seed}
+        yield {
+            "dataset": "digits",
+            "n": 10,
+            "width": width,
+            "depth": depth,
+            "bias": bias,
+            "seed": seed,
+        }
     for seed, width in itertools.product(range(first, first + 3), (150, 300, 450, 600, 1000, 2000)):
         yield {"dataset": "synthetic", "n": 20, "dim": 20, "rank": 10, "width": width, "seed": seed}
     for seed, width in itertools.product(range(first, first + 2), (100, 300, 1000)):
         yield {"dataset": "photos", "n": 10, "width": width, "seed": seed}
-        yield {"dataset": "digits", "n": 30, "width": 10 * width // 3, "seed": seed, "dtype": "float64"}
+        yield {
+            "dataset": "digits",
+            "n": 30,
+            "width": 10 * width // 3,
+            "seed": seed,
+            "dtype": "float64",
+        }
 
 
 def points(recipe: Row, parameters: str, null: str | None) -> list[dict[str, float]]:
@@ -54,7 +66,9 @@ def points(recipe: Row, parameters: str, null: str | None) -> list[dict[str, flo
     n, rank = made.n, spectrum(victim).rank
     if null is not None:
         victim = NULLS[null](victim, made.seed)
-    found = reconstruct(victim, n, Projection(parameters=parameters, space=Subspace(rank=rank)), seed=made.seed)
+    found = reconstruct(
+        victim, n, Exact(parameters=parameters, space=Subspace(rank=rank)), seed=made.seed
+    )
     assert found.confidence is not None
     score = evaluate(found, data.inputs)
     closest = score.closest_up_to_sign if up_to_sign(found) else score.closest
@@ -76,7 +90,9 @@ def table(paths: list[Path]) -> None:
     rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     real = [point for row in rows if row["null"] is None for point in row["points"]]
     print(f"{len(real)} points, {sum(point['error'] < 0.1 for point in real)} within 0.1\n")
-    print("| called from | called | within 0.1 | of those within 0.05 called | null points called |")
+    print(
+        "| called from | called | within 0.1 | of those within 0.05 called | null points called |"
+    )
     print("|---|---|---|---|---|")
     null = [point for row in rows if row["null"] is not None for point in row["points"]]
     for level in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99):
@@ -92,11 +108,19 @@ def table(paths: list[Path]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
-    parser.add_argument("--first-seed", type=int, default=0, help="victims that no threshold was chosen on: 3")
-    parser.add_argument("--share", default="1/1", help="K/N: every Nth run from the Kth on, for N processes at once")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="start nothing new after so long"
+    )
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="victims that no threshold was chosen on: 3"
+    )
+    parser.add_argument(
+        "--share", default="1/1", help="K/N: every Nth run from the Kth on, for N processes at once"
+    )
     parser.add_argument("--table", type=Path, nargs="+")
     options = parser.parse_args()
     if options.table:
@@ -105,7 +129,11 @@ def main() -> None:
     if options.out is None:
         parser.error("--out or --table is needed")
     warnings.simplefilter("ignore", RecollectWarning)
-    done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    done = (
+        [json.loads(line) for line in options.out.read_text().splitlines()]
+        if options.out.exists()
+        else []
+    )
     began = time.perf_counter()
     which, of = (int(number) for number in options.share.split("/"))
     for job in itertools.islice(jobs(options.first_seed), which - 1, None, of):
@@ -116,9 +144,18 @@ def main() -> None:
             return
         started = time.perf_counter()
         try:
-            row = {**job, "points": points(**job), "seconds": round(time.perf_counter() - started, 2)}
+            row = {
+                **job,
+                "points": points(**job),
+                "seconds": round(time.perf_counter() - started, 2),
+            }
         except RecollectError as error:
-            row = {**job, "points": [], "error": str(error), "seconds": round(time.perf_counter() - started, 2)}
+            row = {
+                **job,
+                "points": [],
+                "error": str(error),
+                "seconds": round(time.perf_counter() - started, 2),
+            }
         with options.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(

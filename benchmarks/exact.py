@@ -35,17 +35,26 @@ from typing import Any
 
 import torch
 
-from recollect import Auto, Basis, GradientDescent, Projection, RecollectWarning, Subspace, Victim, evaluate
+from recollect import (
+    Basis,
+    Exact,
+    GradientDescent,
+    Projection,
+    RecollectWarning,
+    Subspace,
+    Victim,
+    evaluate,
+)
 from recollect import reconstruct as attack_victim
-from recollect.data import Dataset, load_dataset, synthetic
-from recollect.seeds import stream
-from recollect.training import minimum_norm, train
-from recollect.victim import initial_theta, mlp, random_features
+from recollect.simulate.training import minimum_norm, train_network
+from recollect.system.seeds import stream
+from recollect.truth.data.dataset import Dataset
+from recollect.truth.data.load import load_dataset
+from recollect.truth.data.synthetic import synthetic
+from recollect.victim.mlp import initial_theta, mlp, random_features
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Row = dict[str, Any]
-SOLVERS: dict[str, Auto | GradientDescent] = {"auto": Auto(), "gd": GradientDescent(iterations=10_000)}
-
 
 @dataclass
 class Cell:
@@ -78,18 +87,30 @@ class Cell:
         else:
             network = mlp(d, self.width, c, depth=self.depth)
         dtype = getattr(torch, self.dtype)
-        theta_0 = initial_theta(network, init="fan-in", generator=stream("weights", self.seed), dtype=dtype)
+        theta_0 = initial_theta(
+            network, init="fan-in", generator=stream("weights", self.seed), dtype=dtype
+        )
         theta_0 = {name: tensor.to(DEVICE) for name, tensor in theta_0.items()}
-        done = minimum_norm(network, theta_0, X, Y) if self.features else train(network, theta_0, X, Y)
+        done = (
+            minimum_norm(network, theta_0, X, Y)
+            if self.features
+            else train_network(network, theta_0, X, Y)
+        )
         return done.victim, data, {"steps": done.steps, "training_seconds": done.seconds}
 
     def attacked(self, solver: str, seed: int) -> Row:
         victim, data, facts = self.made
         n = len(data.inputs)
         space = Basis(U=data.basis) if self.known_basis else Subspace()
-        if solver == "gd" and not self.known_basis:  # as in the paper, the dimension is taken as known
+        if (
+            solver == "gd" and not self.known_basis
+        ):  # as in the paper, the dimension is taken as known
             space = Subspace(rank=data.basis.shape[1])
-        attack = Projection(space=space, solver=SOLVERS[solver])
+        attack = (
+            Exact(space=space)
+            if solver == "auto"
+            else Projection(space=space, solver=GradientDescent(iterations=10_000))
+        )
         began = time.perf_counter()
         found = attack_victim(victim, n if self.known_n else None, attack, seed=seed, device=DEVICE)
         if DEVICE.type == "cuda":
@@ -114,18 +135,24 @@ class Cell:
             "wrong": float((errors > 0.1).double().mean()),
             "confidence": None if found.confidence is None else float(found.confidence.min()),
             "spearman": _spearman(found.confidence, found.inputs, data.inputs),
-            "stages": [(s.name, s.loss, s.iterations, round(s.seconds, 3)) for s in found.stages][:12],
+            "stages": [(s.name, s.loss, s.iterations, round(s.seconds, 3)) for s in found.stages][
+                :12
+            ],
             "notes": list(found.notes),
         }
 
 
-def _spearman(confidence: torch.Tensor | None, found: torch.Tensor, truth: torch.Tensor) -> float | None:
+def _spearman(
+    confidence: torch.Tensor | None, found: torch.Tensor, truth: torch.Tensor
+) -> float | None:
     """How well confidence ranks the errors, each found point's to the true one it is closest to, up to sign."""
     from scipy.stats import spearmanr
 
     if confidence is None or len(found) < 3:
         return None
-    found, truth = (torch.nn.functional.normalize(points.double().cpu(), dim=1) for points in (found, truth))
+    found, truth = (
+        torch.nn.functional.normalize(points.double().cpu(), dim=1) for points in (found, truth)
+    )
     errors = torch.minimum(torch.cdist(found, truth), torch.cdist(-found, truth)).min(1).values
     value = float(spearmanr(confidence, -errors).statistic)
     return value if math.isfinite(value) else None
@@ -175,14 +202,23 @@ def cells(part: str, dtypes: list[str], cifar: Path | None, seeds: int) -> Itera
     if part == "threshold":
         for ratio in (4.0, 3.2, 2.8, 2.6, 2.4, 2.2, 2.0, 1.8, 1.6, 1.4, 1.2):
             for seed in range(2 * seeds):
-                yield Cell("threshold", paper_data, round(ratio * 3000), seed=seed, features="relu", known_basis=True)
+                yield Cell(
+                    "threshold",
+                    paper_data,
+                    round(ratio * 3000),
+                    seed=seed,
+                    features="relu",
+                    known_basis=True,
+                )
     if part == "count":
         for seed in range(seeds):
             yield Cell("synthetic", paper_data, 10_000, seed=seed, known_n=False)
         if cifar is not None:
             for depth in (2, 3, 5):
                 for seed in range(seeds):
-                    yield Cell("cifar10-10", images(cifar, 10), 1000, depth, seed=seed, known_n=False)
+                    yield Cell(
+                        "cifar10-10", images(cifar, 10), 1000, depth, seed=seed, known_n=False
+                    )
 
 
 def table(path: Path) -> None:
@@ -192,8 +228,17 @@ def table(path: Path) -> None:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         where = "H200" if "H200" in row["machine"] else row["machine"]
-        shape = (row["task"], row["n"], row["width"], row["depth"], row["features"] or "–", row["dtype"])
-        groups.setdefault((*shape, "given" if row["known_n"] else "auto", row["solver"], where), []).append(row)
+        shape = (
+            row["task"],
+            row["n"],
+            row["width"],
+            row["depth"],
+            row["features"] or "–",
+            row["dtype"],
+        )
+        groups.setdefault(
+            (*shape, "given" if row["known_n"] else "auto", row["solver"], where), []
+        ).append(row)
     print(
         "| task | n | width | L | random features | victim | `--n` | solver | machine | ρ signed: median (range) | ",
         end="",
@@ -201,11 +246,21 @@ def table(path: Path) -> None:
     print("ρ up to sign | recovered | n found | seconds | seeds |\n|" + "---|" * 15)
     for key in sorted(groups, key=str):
         found = groups[key]
-        rho, up, seconds = ([row[name] for row in found] for name in ("rho", "rho_up_to_sign", "seconds"))
+        rho, up, seconds = (
+            [row[name] for row in found] for name in ("rho", "rho_up_to_sign", "seconds")
+        )
         share = statistics.median(row["recovered"] for row in found)
         right = sum(row["n_found"] == row["n"] for row in found)
         counted = f"{right} of {len(found)}" if key[6] == "auto" else "–"
-        cells = [*map(str, key), _spread(rho), _spread(up), f"{share:.0%}", counted, _spread(seconds), str(len(found))]
+        cells = [
+            *map(str, key),
+            _spread(rho),
+            _spread(up),
+            f"{share:.0%}",
+            counted,
+            _spread(seconds),
+            str(len(found)),
+        ]
         print("| " + " | ".join(cells) + " |")
     stuck = [row for row in rows if row["spearman"] is not None and row.get("wrong", 0) >= 0.2]
     if stuck:
@@ -235,14 +290,20 @@ def by_ratio(rows: list[Row], solver: str) -> dict[float, list[Row]]:
 def threshold_table(rows: list[Row]) -> None:
     if not rows:
         return
-    print("\n| p / (n r) | p | auto: found | ρ up to sign: median (range) | gd: found | ρ up to sign: median (range) |")
+    print(
+        "\n| p / (n r) | p | auto: found | ρ up to sign: median (range) | gd: found | ρ up to sign: median (range) |"
+    )
     print("|" + "---|" * 6)
     auto, gd = by_ratio(rows, "auto"), by_ratio(rows, "gd")
     for ratio in sorted(auto.keys() | gd.keys(), reverse=True):
         cells = [str(ratio), str((auto | gd)[ratio][0]["width"])]
         for group in (auto.get(ratio, []), gd.get(ratio, [])):
             rho = [row["rho_up_to_sign"] for row in group]
-            cells += [f"{sum(r < FOUND for r in rho)} of {len(rho)}", _spread(rho)] if rho else ["–", "–"]
+            cells += (
+                [f"{sum(r < FOUND for r in rho)} of {len(rho)}", _spread(rho)]
+                if rho
+                else ["–", "–"]
+            )
         print("| " + " | ".join(cells) + " |")
 
 
@@ -255,17 +316,36 @@ def threshold_figure(path: Path, rows: list[Row]) -> None:
     from scipy.stats import binomtest
 
     shown, axes = pyplot.subplots(figsize=(8, 3.8), layout="constrained")
-    styles = {"gd": ("#c2571a", "o", "the paper's gradient descent, 10⁴ steps"), "auto": ("#1f6f8b", "D", "auto")}
+    styles = {
+        "gd": ("#c2571a", "o", "the paper's gradient descent, 10⁴ steps"),
+        "auto": ("#1f6f8b", "D", "auto"),
+    }
     for solver, (colour, marker, label) in styles.items():
         groups = by_ratio([row for row in rows if row["task"] == "threshold"], solver)
-        tests = [binomtest(sum(r["rho_up_to_sign"] < FOUND for r in g), len(g)) for g in groups.values()]
+        tests = [
+            binomtest(sum(r["rho_up_to_sign"] < FOUND for r in g), len(g)) for g in groups.values()
+        ]
         share = [test.k / test.n for test in tests]
         ends = [test.proportion_ci(method="wilson") for test in tests]
-        axes.fill_between(list(groups), [e.low for e in ends], [e.high for e in ends], color=colour, alpha=0.15, lw=0)
+        axes.fill_between(
+            list(groups),
+            [e.low for e in ends],
+            [e.high for e in ends],
+            color=colour,
+            alpha=0.15,
+            lw=0,
+        )
         axes.plot(list(groups), share, marker=marker, color=colour, label=label)
     axes.axvline(1, color="#777777", linestyle="--", label="as many equations as coordinates")
-    axes.set(xlabel="p / (n r): equations over unknown coordinates", ylabel=f"share of runs with ρ < {FOUND}")
-    axes.set(ylim=(-0.05, 1.05), yticks=[0, 0.25, 0.5, 0.75, 1], yticklabels=["0", "25 %", "50 %", "75 %", "100 %"])
+    axes.set(
+        xlabel="p / (n r): equations over unknown coordinates",
+        ylabel=f"share of runs with ρ < {FOUND}",
+    )
+    axes.set(
+        ylim=(-0.05, 1.05),
+        yticks=[0, 0.25, 0.5, 0.75, 1],
+        yticklabels=["0", "25 %", "50 %", "75 %", "100 %"],
+    )
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     shown.legend(loc="outside upper center", ncols=3, frameon=False)
@@ -292,18 +372,31 @@ def figure(path: Path, rows: list[Row]) -> None:
         ("cifar10-100", 6000, 3, "", "float64"): "CIFAR-10 n=100, width 6000, 3 layers",
     }
     shown, axes = pyplot.subplots(figsize=(9, 4.6), layout="constrained")
-    styles = {"gd": ("#c2571a", "o", "the paper's gradient descent, 10⁴ steps"), "auto": ("#1f6f8b", "D", "auto")}
+    styles = {
+        "gd": ("#c2571a", "o", "the paper's gradient descent, 10⁴ steps"),
+        "auto": ("#1f6f8b", "D", "auto"),
+    }
     for k, key in enumerate(names):
         for row in rows:
-            if (row["task"], row["width"], row["depth"], row["features"], row["dtype"]) != key or not row["known_n"]:
+            if (
+                row["task"],
+                row["width"],
+                row["depth"],
+                row["features"],
+                row["dtype"],
+            ) != key or not row["known_n"]:
                 continue
             colour, marker, _ = styles[row["solver"]]
-            axes.plot(row["rho"], k, marker, color=colour, alpha=0.65, markersize=7, markeredgewidth=0)
+            axes.plot(
+                row["rho"], k, marker, color=colour, alpha=0.65, markersize=7, markeredgewidth=0
+            )
             axes.plot(row["chance_span"], k, "|", color="#777777", markersize=14)
     for colour, marker, label in styles.values():
         axes.plot([], [], marker, color=colour, label=label)
     axes.plot([], [], "|", color="#777777", markersize=14, label="guessing in the span")
-    axes.set(xscale="log", xlabel="ρ: mean error over the norm, signs counted (one mark a training seed)")
+    axes.set(
+        xscale="log", xlabel="ρ: mean error over the norm, signs counted (one mark a training seed)"
+    )
     axes.set_yticks(range(len(names)), names.values())
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
@@ -317,15 +410,24 @@ def _spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["small", "stuck", "synthetic", "features", "images", "threshold", "count"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--part",
+        choices=["small", "stuck", "synthetic", "features", "images", "threshold", "count"],
+    )
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="start nothing new after so long"
+    )
     parser.add_argument("--dtypes", default="float64")
     parser.add_argument("--solvers", default="auto,gd")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--shard", default="0/1", help="K/M: the victims whose number modulo M is K")
+    parser.add_argument(
+        "--shard", default="0/1", help="K/M: the victims whose number modulo M is K"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"])
     parser.add_argument("--table", type=Path)
     parser.add_argument("--figure", type=Path)
@@ -334,7 +436,10 @@ def main() -> None:
     if options.table:
         if options.figure:
             draw = threshold_figure if options.part == "threshold" else figure
-            draw(options.figure, [json.loads(line) for line in options.table.read_text().splitlines()])
+            draw(
+                options.figure,
+                [json.loads(line) for line in options.table.read_text().splitlines()],
+            )
         else:
             table(options.table)
         return
@@ -342,8 +447,16 @@ def main() -> None:
         parser.error("--part and --out are needed")
     global DEVICE
     DEVICE = torch.device(options.device) if options.device else DEVICE
-    machine = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    machine = (
+        torch.cuda.get_device_name()
+        if DEVICE.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
+    done = (
+        [json.loads(line) for line in options.out.read_text().splitlines()]
+        if options.out.exists()
+        else []
+    )
     began = time.perf_counter()
     warm: set[tuple[Any, ...]] = set()
     share, shares = map(int, options.shard.split("/"))
@@ -363,7 +476,12 @@ def main() -> None:
             row = {**key, **cell.attacked(solver, cell.seed), "machine": machine}
             with options.out.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")
-            print(json.dumps({**row, "stages": [(s[0], f"{s[1]:.1e}", *s[2:]) for s in row["stages"]]}), flush=True)
+            print(
+                json.dumps(
+                    {**row, "stages": [(s[0], f"{s[1]:.1e}", *s[2:]) for s in row["stages"]]}
+                ),
+                flush=True,
+            )
         del cell
 
 

@@ -34,17 +34,29 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from recollect import Endpoints, FullSpace, GradientDescent, Projection, RecollectWarning, Victim, evaluate, reconstruct
-from recollect.data import load_dataset
+from recollect import (
+    Endpoints,
+    Exact,
+    FullSpace,
+    GradientDescent,
+    RecollectWarning,
+    Victim,
+    evaluate,
+    reconstruct,
+)
 from recollect.geometry import Sphere, random_start
-from recollect.match import match, signed_distances
-from recollect.progress import quiet, until
-from recollect.seeds import stream
-from recollect.solve import minimise, start
-from recollect.span import ImplicitSpan, LastLayerSpan, LayerwiseSpan, layerwise_bytes
-from recollect.training import train
-from recollect.victim import ModuleNetwork, initial_theta, mlp
+from recollect.objective.implicit import ImplicitObjective
+from recollect.objective.last_layer import LastLayerObjective
+from recollect.objective.layerwise import LayerwiseObjective, layerwise_bytes
+from recollect.simulate.training import train_network
+from recollect.solve.loop import minimise, start
+from recollect.system.progress import quiet, until
+from recollect.system.seeds import stream
+from recollect.truth.data.load import load_dataset
+from recollect.truth.match import match, signed_distances
 from recollect.victim.architectures import convolutional, residual
+from recollect.victim.mlp import initial_theta, mlp
+from recollect.victim.module import ModuleNetwork
 
 _RATIOS = (110, 20)
 """Width over n of `growth`: three equations of the last layer an unknown, or more; so too at n ≤ 30, too few at 300."""
@@ -113,7 +125,9 @@ def peers(victim: Victim, names: tuple[str, ...], X: torch.Tensor) -> Callable[[
     """The objective as one would write it: the Jacobian, a solve, and autograd through both."""
     theta = {name: value.to(DEVICE, X.dtype) for name, value in victim.theta_f.items()}
     chosen = {name: theta[name] for name in names}
-    delta = torch.cat([part.reshape(-1) for part in victim.delta(names).values()]).to(DEVICE, X.dtype)
+    delta = torch.cat([part.reshape(-1) for part in victim.delta(names).values()]).to(
+        DEVICE, X.dtype
+    )
 
     def outputs(chosen: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         return victim.network({**theta, **chosen}, x[None])[0]
@@ -130,17 +144,22 @@ def peers(victim: Victim, names: tuple[str, ...], X: torch.Tensor) -> Callable[[
 
 def descents(path: Path, n: int, width: int, starts: int) -> Row:
     """An iteration of projected gradient descent in full space, last layer, float32."""
-    victim, _, _ = cifar_victim(path, n, width, 2, 0, tolerance=1e-2)  # its weights need not be trained to the end
+    victim, _, _ = cifar_victim(
+        path, n, width, 2, 0, tolerance=1e-2
+    )  # its weights need not be trained to the end
     d, c, sphere = victim.d, victim.c, Sphere(math.sqrt(victim.d))
-    span = LastLayerSpan(victim, device=DEVICE, dtype=torch.float32)
+    objective = LastLayerObjective(victim, device=DEVICE, dtype=torch.float32)
     Z = torch.stack([random_start(sphere, n, d, stream(f"start {k}", 0)) for k in range(starts)])
     Z = (Z if starts > 1 else Z[0]).to(DEVICE, torch.float32)
 
     def seconds(iterations: int) -> float:
         solver = GradientDescent(step_size=1.0, iterations=iterations)
-        silent: dict[str, Any] = {"report": lambda done, message: None, "save": lambda run, seconds: None}
+        silent: dict[str, Any] = {
+            "report": lambda done, message: None,
+            "save": lambda run, seconds: None,
+        }
         began = time.perf_counter()
-        minimise(solver, span, sphere, start(solver, Z), tolerance=0.0, **silent)
+        minimise(solver, objective, sphere, start(solver, Z), tolerance=0.0, **silent)
         sync()
         return time.perf_counter() - began
 
@@ -150,8 +169,10 @@ def descents(path: Path, n: int, width: int, starts: int) -> Row:
     X, W = Z.reshape(-1, d), torch.randn(width, d, device=DEVICE)
     H, delta = torch.randn(starts, n, width, device=DEVICE), torch.randn(c, width, device=DEVICE)
     C = torch.randn(starts, n, c, device=DEVICE)
-    bare = lambda: (X @ W.T, H @ H.mT, H @ delta.T, C.mT @ H, C @ delta, H.flatten(0, 1) @ W)  # noqa: E731
-    theirs, peak = timed(peers(victim, victim.network.last.names, Z.reshape(-1, n, d)[0]), least=0.5)
+    bare = lambda: (X @ W.T, H @ H.mT, H @ delta.T, C.mT @ H, C @ delta, H.flatten(0, 1) @ W)
+    theirs, peak = timed(
+        peers(victim, victim.network.last.names, Z.reshape(-1, n, d)[0]), least=0.5
+    )
     return {
         "ours_ms": 1e3 * ours / starts,
         "products_ms": 1e3 * timed(graphed(bare))[0] / starts,
@@ -166,8 +187,8 @@ def evaluations(path: Path, n: int, width: int, depth: int, c: int, at: str) -> 
     start = truth if at == "data" else random_start(Sphere(math.sqrt(d)), n, d, stream("start", 0))
     X = start.to(DEVICE, torch.float32)
     options: dict[str, Any] = {"device": DEVICE, "dtype": torch.float32}
-    ours, last = LayerwiseSpan(victim, names, **options), LastLayerSpan(victim, **options)
-    papers = ImplicitSpan(victim, names, **options)
+    ours, last = LayerwiseObjective(victim, names, **options), LastLayerObjective(victim, **options)
+    papers = ImplicitObjective(victim, names, **options)
     seconds, peak = timed(lambda: ours.fit(X))
     seconds = timed(graphed(lambda: ours.fit(X)))[0]
     m = sum(victim.theta_f[name].numel() for name in names)
@@ -191,26 +212,34 @@ def cifar_victim(
     data = load_dataset(str(path), n)
     targets = data.targets[:, :c] if c > 1 else 2 * data.targets[:, :5].sum(1, keepdim=True) - 1
     network = mlp(data.inputs.shape[1], width, c, depth=depth)
-    theta = initial_theta(network, init="fan-in", generator=stream("weights", seed), dtype=torch.float64)
+    theta = initial_theta(
+        network, init="fan-in", generator=stream("weights", seed), dtype=torch.float64
+    )
     theta = {name: value.to(DEVICE) for name, value in theta.items()}
-    done = train(network, theta, data.inputs.to(DEVICE), targets.to(DEVICE), tolerance=tolerance)
+    done = train_network(
+        network, theta, data.inputs.to(DEVICE), targets.to(DEVICE), tolerance=tolerance
+    )
     return done.victim, data.inputs, done.seconds
 
 
-def module_victim(path: Path, kind: str, n: int, width: int, seed: int) -> tuple[Victim, torch.Tensor, float]:
+def module_victim(
+    path: Path, kind: str, n: int, width: int, seed: int
+) -> tuple[Victim, torch.Tensor, float]:
     data = load_dataset(str(path), n)
     torch.manual_seed(seed)
-    module = (convolutional if kind == "convolutional" else residual)(3, 32, width, data.targets.shape[1]).double()
+    module = (convolutional if kind == "convolutional" else residual)(
+        3, 32, width, data.targets.shape[1]
+    ).double()
     theta = {name: value.detach().clone().to(DEVICE) for name, value in module.state_dict().items()}
     network = ModuleNetwork(module.to(DEVICE), theta, (3, 32, 32))
-    done = train(network, theta, data.inputs.to(DEVICE), data.targets.to(DEVICE))
+    done = train_network(network, theta, data.inputs.to(DEVICE), data.targets.to(DEVICE))
     return done.victim, data.inputs, done.seconds
 
 
 def attacked(
     victim: Victim,
     truth: torch.Tensor,
-    attack: Projection,
+    attack: Exact,
     seed: int,
     limit: float = math.inf,
     save: Path | None = None,
@@ -248,29 +277,53 @@ def left_at(victim: Victim, X: torch.Tensor) -> dict[str, float]:
     """What the gradients at these points leave of the change of all layers, with one, two and three ends."""
     ends = (Endpoints.FINAL, Endpoints.BOTH, Endpoints.PATH)
     names, like = victim.select("all"), {"device": DEVICE, "dtype": torch.float64}
-    spans = [LayerwiseSpan(victim, names, endpoints=end, balanced=True, **like) for end in ends]
-    return {span.endpoints.value: float(span.fit(X.to(DEVICE).double(), gradient=False).loss) for span in spans}
+    objectives = [
+        LayerwiseObjective(victim, names, endpoints=end, balanced=True, **like) for end in ends
+    ]
+    return {
+        objective.endpoints.value: float(objective.fit(X.to(DEVICE).double(), gradient=False).loss)
+        for objective in objectives
+    }
 
 
 def jobs(options: argparse.Namespace) -> list[tuple[Row, Callable[[], Row]]]:
-    every = Projection(parameters="all")
+    every = Exact(parameters="all")
     made: list[tuple[Row, Callable[[], Row]]] = []
 
     def on_cifar(part: str, n: int, width: int, depth: int, seed: int) -> None:
         def run() -> Row:
             victim, truth, spent = cifar_victim(options.cifar, n, width, depth, seed)
-            return {**attacked(victim, truth, every, seed, options.limit), "training_seconds": spent}
+            return {
+                **attacked(victim, truth, every, seed, options.limit),
+                "training_seconds": spent,
+            }
 
         made.append(({"part": part, "n": n, "width": width, "depth": depth, "seed": seed}, run))
 
     if options.part == "evaluation":
-        for c, depth, at in itertools.chain(*([(c, k, "start"), (c, k, "data")] for c, k in ((10, 3), (1, 2)))):
+        for c, depth, at in itertools.chain(
+            *([(c, k, "start"), (c, k, "data")] for c, k in ((10, 3), (1, 2)))
+        ):
             key = {"part": "evaluation", "n": 100, "width": 1000, "c": c, "depth": depth, "at": at}
-            made.append((key, lambda c=c, k=depth, at=at: evaluations(options.cifar, 100, 1000, k, c, at)))
+            made.append(
+                (key, lambda c=c, k=depth, at=at: evaluations(options.cifar, 100, 1000, k, c, at))
+            )
     if options.part == "descent":
         for width, starts in ((4000, 1), (32_000, 1), (4000, 15)):
-            key = {"part": "descent", "n": 100, "width": width, "c": 10, "depth": 2, "starts": starts}
-            made.append((key, lambda width=width, starts=starts: descents(options.cifar, 100, width, starts)))
+            key = {
+                "part": "descent",
+                "n": 100,
+                "width": width,
+                "c": 10,
+                "depth": 2,
+                "starts": starts,
+            }
+            made.append(
+                (
+                    key,
+                    lambda width=width, starts=starts: descents(options.cifar, 100, width, starts),
+                )
+            )
     if options.part == "narrow":
         for n, width in ((10, 100), (10, 50), (100, 2000), (100, 1000), (100, 500), (100, 300)):
             for seed in range(options.seeds):
@@ -290,10 +343,14 @@ def jobs(options: argparse.Namespace) -> list[tuple[Row, Callable[[], Row]]]:
                 def run(kind: str = kind, width: int = width, seed: int = seed) -> Row:
                     victim, truth, spent = module_victim(options.cifar, kind, 10, width, seed)
                     save = options.save and options.save / f"{kind}-{seed}.safetensors"
-                    row = attacked(victim, truth, Projection(space=FullSpace()), seed, options.limit, save)
+                    row = attacked(
+                        victim, truth, Exact(space=FullSpace()), seed, options.limit, save
+                    )
                     return {**row, "training_seconds": spent}
 
-                made.append(({"part": "images", "kind": kind, "n": 10, "width": width, "seed": seed}, run))
+                made.append(
+                    ({"part": "images", "kind": kind, "n": 10, "width": width, "seed": seed}, run)
+                )
     return made
 
 
@@ -301,22 +358,37 @@ def table(path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     ways = [row for row in rows if row["part"] == "evaluation"]
     if ways:
-        print("| n | width | c | L | at | layerwise | last layer | cg (iterations) | products | ", end="")
+        print(
+            "| n | width | c | L | at | layerwise | last layer | cg (iterations) | products | ",
+            end="",
+        )
         print("memory | estimated | G | machine |\n|" + "---|" * 13)
     for row in ways:
         memory = "–" if row["layerwise_mb"] is None else f"{row['layerwise_mb']:.3g} MB"
         cells = [str(row[name]) for name in ("n", "width", "c", "depth", "at")]
         cells += [f"{row['layerwise_ms']:.3g} ms", f"{row['last_layer_ms']:.3g} ms"]
-        cells += [f"{row['cg_ms']:.4g} ms ({row['cg_iterations']:.0f})", f"{row['products_ms']:.3g} ms"]
+        cells += [
+            f"{row['cg_ms']:.4g} ms ({row['cg_iterations']:.0f})",
+            f"{row['products_ms']:.3g} ms",
+        ]
         print(
             "| "
-            + " | ".join([*cells, memory, f"{row['estimate_mb']:.3g} MB", f"{row['dense_mb']:.0f} MB", row["machine"]])
+            + " | ".join(
+                [
+                    *cells,
+                    memory,
+                    f"{row['estimate_mb']:.3g} MB",
+                    f"{row['dense_mb']:.0f} MB",
+                    row["machine"],
+                ]
+            )
             + " |"
         )
     steps = [row for row in rows if row["part"] == "descent"]
     if steps:
         print(
-            "\n| n | width | c | starts | an iteration of a start | products | of the limit | peers | ratio | ", end=""
+            "\n| n | width | c | starts | an iteration of a start | products | of the limit | peers | ratio | ",
+            end="",
         )
         print("peers' memory | machine |\n|" + "---|" * 11)
     for row in steps:
@@ -324,25 +396,43 @@ def table(path: Path) -> None:
         cells = [str(row[name]) for name in ("n", "width", "c", "starts")]
         cells += [f"{row['ours_ms']:.3g} ms", f"{row['products_ms']:.3g} ms"]
         cells += [f"{row['products_ms'] / row['ours_ms']:.0%}", f"{row['peers_ms']:.3g} ms"]
-        print("| " + " | ".join([*cells, f"{row['peers_ms'] / row['ours_ms']:.0f}×", memory, row["machine"]]) + " |")
+        print(
+            "| "
+            + " | ".join(
+                [*cells, f"{row['peers_ms'] / row['ours_ms']:.0f}×", memory, row["machine"]]
+            )
+            + " |"
+        )
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["part"] not in ("evaluation", "descent"):
             what = row.get("kind") or f"{row['depth']} layers"
-            groups.setdefault((row["part"], what, row["n"], row["width"], row["machine"]), []).append(row)
+            groups.setdefault(
+                (row["part"], what, row["n"], row["width"], row["machine"]), []
+            ).append(row)
     if groups:
-        print("\n| part | network | n | width | machine | ρ signed: median (range) | ρ up to sign | ", end="")
+        print(
+            "\n| part | network | n | width | machine | ρ signed: median (range) | ρ up to sign | ",
+            end="",
+        )
         print("median point | recovered | seconds | GB | guessing in the span | ", end="")
         print("left at the data: θf, both, path | seeds |\n|" + "---|" * 14)
     for key, found in groups.items():
         cells = [*map(str, key)]
-        cells += [_spread([row[name] for row in found]) for name in ("rho", "rho_up_to_sign", "median_error")]
+        cells += [
+            _spread([row[name] for row in found])
+            for name in ("rho", "rho_up_to_sign", "median_error")
+        ]
         cells.append(f"{statistics.median(row['recovered'] for row in found):.0%}")
         cells.append(_spread([row["seconds"] for row in found if row["seconds"] is not None]))
         memory = [row["peak_gb"] for row in found if row["peak_gb"] is not None]
         cells += [f"{max(memory):.2g}" if memory else "–", f"{found[0]['chance_span']:.2f}"]
         left = [row["left_at_data"] for row in found if "left_at_data" in row]
-        middle = [statistics.median(one[end] for one in left) for end in ("final", "both", "path")] if left else []
+        middle = (
+            [statistics.median(one[end] for one in left) for end in ("final", "both", "path")]
+            if left
+            else []
+        )
         cells += [", ".join(f"{value:.2g}" for value in middle) or "–", str(len(found))]
         print("| " + " | ".join(cells) + " |")
 
@@ -354,18 +444,30 @@ def figure(path: Path, rows: list[Row]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = [row for row in rows if row["part"] in ("growth", "narrow") and row["depth"] == 2 and not row["seed"]]
-    rows = sorted((row for row in rows if row["peak_gb"] is not None and row["seconds"]), key=lambda row: row["n"])
+    rows = [
+        row
+        for row in rows
+        if row["part"] in ("growth", "narrow") and row["depth"] == 2 and not row["seed"]
+    ]
+    rows = sorted(
+        (row for row in rows if row["peak_gb"] is not None and row["seconds"]),
+        key=lambda row: row["n"],
+    )
     shown, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
     ticks = sorted({row["n"] for row in rows})
-    for axes, name, label in ((left, "seconds", "seconds"), (right, "peak_gb", "GPU memory at its peak, GB")):
+    for axes, name, label in (
+        (left, "seconds", "seconds"),
+        (right, "peak_gb", "GPU memory at its peak, GB"),
+    ):
         for ratio, mark, colour in zip(_RATIOS, "Ds", ("#1f6f8b", "#c1531b"), strict=True):
             line = [row for row in rows if row["width"] == ratio * row["n"]]
             x, y = [row["n"] for row in line], [row[name] for row in line]
             axes.plot(x, y, f"{mark}-", color=colour, label=f"width {ratio}n")
             if axes is left:
                 for row, one in zip(line, y, strict=True):
-                    where = (-30, 7) if ratio == min(_RATIOS) else (6, -12)  # the narrower takes longer
+                    where = (
+                        (-30, 7) if ratio == min(_RATIOS) else (6, -12)
+                    )  # the narrower takes longer
                     place = {"textcoords": "offset points", "xytext": where, "color": colour}
                     axes.annotate(f"ρ {row['rho']:.2g}", (row["n"], one), fontsize=8, **place)
         axes.set(xscale="log", yscale="log", xlabel="images n", ylabel=label)
@@ -387,7 +489,10 @@ def picture(path: Path, found: Path, cifar: Path) -> None:
     assert data.pixel_space is not None
     pairs = match(signed_distances(data.inputs, inputs.double()))
     errors = pairs.distances / data.inputs.norm(dim=1)
-    pictures = [data.pixel_space.pixels(points, data.norms) for points in (data.inputs, inputs[pairs.found].double())]
+    pictures = [
+        data.pixel_space.pixels(points, data.norms)
+        for points in (data.inputs, inputs[pairs.found].double())
+    ]
     path.write_bytes(sheet(pictures[0], pictures[1], [f"{error:.3f}" for error in errors.tolist()]))
 
 
@@ -402,25 +507,41 @@ def _spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--part", choices=["evaluation", "descent", "narrow", "growth", "images"])
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
-    parser.add_argument("--limit", type=float, default=math.inf, help="end an attack after so long, with what it has")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="start nothing new after so long"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=math.inf,
+        help="end an attack after so long, with what it has",
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"])
     parser.add_argument("--only", help="N:WIDTH or N:WIDTH:SEED, one size of the part")
-    parser.add_argument("--busy", action="store_true", help="other work runs here too: times are left out")
+    parser.add_argument(
+        "--busy", action="store_true", help="other work runs here too: times are left out"
+    )
     parser.add_argument("--table", type=Path)
     parser.add_argument("--figure", type=Path, help="the growth with n, from the rows of --table")
     parser.add_argument("--save", type=Path, help="folder for what `images` finds")
-    parser.add_argument("--picture", nargs=2, type=Path, metavar=("FOUND", "PNG"), help="draw what --save wrote")
+    parser.add_argument(
+        "--picture", nargs=2, type=Path, metavar=("FOUND", "PNG"), help="draw what --save wrote"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore", RecollectWarning)
     if options.table:
         if options.figure:
-            figure(options.figure, [json.loads(line) for line in options.table.read_text().splitlines()])
+            figure(
+                options.figure,
+                [json.loads(line) for line in options.table.read_text().splitlines()],
+            )
         else:
             table(options.table)
         return
@@ -435,8 +556,16 @@ def main() -> None:
         options.save.mkdir(parents=True, exist_ok=True)
     global DEVICE
     DEVICE = torch.device(options.device) if options.device else DEVICE
-    machine = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    machine = (
+        torch.cuda.get_device_name()
+        if DEVICE.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
+    done = (
+        [json.loads(line) for line in options.out.read_text().splitlines()]
+        if options.out.exists()
+        else []
+    )
     began = time.perf_counter()
     for key, run in jobs(options):
         key = {**key, "machine": machine}

@@ -12,9 +12,9 @@ import torch
 from sklearn.datasets import load_digits, load_sample_images
 from torch import nn
 
-from recollect.metrics import evaluate
-from recollect.records import read_reconstruction
-from recollect.truth import read_truth
+from recollect.records import read_record
+from recollect.truth.files import read_truth
+from recollect.truth.metrics import evaluate
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ def train(model: Model, folder: Path) -> None:
         "SGD": lambda: torch.optim.SGD(
             network.parameters(), lr=model.lr, weight_decay=model.decay, momentum=model.momentum
         ),
-        "Adam": lambda: torch.optim.Adam(network.parameters(), lr=model.lr, weight_decay=model.decay),
+        "Adam": lambda: torch.optim.Adam(
+            network.parameters(), lr=model.lr, weight_decay=model.decay
+        ),
     }
     optimiser = kinds[model.optimiser]()
 
@@ -119,7 +121,7 @@ def train(model: Model, folder: Path) -> None:
 
 def score_of(folder: Path) -> None:
     """What the truth says of an audit, which has not seen it."""
-    found, truth = read_reconstruction(folder / "audit"), read_truth(folder / "inputs.npz").inputs
+    found, truth = read_record(folder / "audit"), read_truth(folder / "inputs.npz").inputs
     score = evaluate(found, truth)
     content = {
         "rho": score.rho,

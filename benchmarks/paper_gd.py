@@ -34,22 +34,25 @@ from recollect import (
     evaluate,
     reconstruct,
 )
-from recollect.data import Dataset, load_dataset
-from recollect.seeds import stream
-from recollect.span import LastLayerSpan
-from recollect.subspace import spectrum
-from recollect.training import train
-from recollect.victim import initial_theta, mlp
+from recollect.examine.subspace import spectrum
+from recollect.objective.last_layer import LastLayerObjective
+from recollect.simulate.training import train_network
+from recollect.system.seeds import stream
+from recollect.truth.data.dataset import Dataset
+from recollect.truth.data.load import load_dataset
+from recollect.victim.mlp import initial_theta, mlp
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MACHINE = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
 
 
-def trained(data: Dataset, width: int, depth: int, seed: int, dtype: torch.dtype) -> tuple[Victim, dict[str, Any]]:
+def trained(
+    data: Dataset, width: int, depth: int, seed: int, dtype: torch.dtype
+) -> tuple[Victim, dict[str, Any]]:
     network = mlp(data.inputs.shape[1], width, data.targets.shape[1], depth=depth)
     theta_0 = initial_theta(network, init="fan-in", generator=stream("weights", seed), dtype=dtype)
     theta_0 = {name: tensor.to(DEVICE) for name, tensor in theta_0.items()}
-    done = train(network, theta_0, data.inputs.to(DEVICE), data.targets.to(DEVICE))
+    done = train_network(network, theta_0, data.inputs.to(DEVICE), data.targets.to(DEVICE))
     found = spectrum(done.victim)
     return done.victim, {
         "steps": done.steps,
@@ -78,7 +81,11 @@ def attacked(victim: Victim, data: Dataset, attack: Projection, seed: int) -> di
 
 def spaces(data: Dataset) -> dict[str, FullSpace | Subspace | Basis]:
     # As in the paper, the dimension of the subspace is taken as known.
-    return {"full": FullSpace(), "subspace": Subspace(rank=data.basis.shape[1]), "true": Basis(U=data.basis)}
+    return {
+        "full": FullSpace(),
+        "subspace": Subspace(rank=data.basis.shape[1]),
+        "true": Basis(U=data.basis),
+    }
 
 
 def synthetic_part(dtypes: list[str], widths: list[int]) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -94,11 +101,27 @@ def cifar_part(path: Path) -> Iterator[tuple[dict[str, Any], Any]]:
     for dtype in ("float64", "float32"):
         for depth in (2, 3, 5):
             for seed in range(3):
-                yield from victims("cifar10", data, 1000, depth, seed, dtype, {"subspace": Subspace(rank=10)}, 10_000)
+                yield from victims(
+                    "cifar10",
+                    data,
+                    1000,
+                    depth,
+                    seed,
+                    dtype,
+                    {"subspace": Subspace(rank=10)},
+                    10_000,
+                )
 
 
 def victims(
-    name: str, data: Dataset, width: int, depth: int, seed: int, dtype: str, spaces: dict[str, Any], iterations: int
+    name: str,
+    data: Dataset,
+    width: int,
+    depth: int,
+    seed: int,
+    dtype: str,
+    spaces: dict[str, Any],
+    iterations: int,
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     made: list[tuple[Victim, dict[str, Any]]] = []
 
@@ -108,7 +131,12 @@ def victims(
         victim, facts = made[0]
         return {
             **facts,
-            **attacked(victim, data, Projection(space=space, solver=GradientDescent(iterations=iterations)), seed),
+            **attacked(
+                victim,
+                data,
+                Projection(space=space, solver=GradientDescent(iterations=iterations)),
+                seed,
+            ),
         }
 
     for method, space in spaces.items():
@@ -138,7 +166,10 @@ def speed_part(path: Path | None) -> Iterator[tuple[dict[str, Any], Any]]:
                 {
                     k: v.to(DEVICE)
                     for k, v in initial_theta(
-                        network, init="fan-in", generator=torch.Generator().manual_seed(k), dtype=torch.float32
+                        network,
+                        init="fan-in",
+                        generator=torch.Generator().manual_seed(k),
+                        dtype=torch.float32,
                     ).items()
                 }
                 for k in (1, 2)
@@ -146,13 +177,14 @@ def speed_part(path: Path | None) -> Iterator[tuple[dict[str, Any], Any]]:
             victim = Victim(network, theta_0, theta_f)
             space = Basis(U=data.basis)
             short, full = (
-                Projection(space=space, solver=GradientDescent(iterations=iterations)) for iterations in (500, 10_000)
+                Projection(space=space, solver=GradientDescent(iterations=iterations))
+                for iterations in (500, 10_000)
             )
             graphed = reconstruct(victim, 100, short).inputs  # also the warm-up
             seconds = reconstruct(victim, 100, full).stages[0].seconds
-            LastLayerSpan.capturable = False
+            LastLayerObjective.capturable = False
             eager = reconstruct(victim, 100, short)
-            LastLayerSpan.capturable = True
+            LastLayerObjective.capturable = True
             return {
                 "seconds": seconds,
                 "eager_seconds": eager.stages[0].seconds * 20,
@@ -168,13 +200,13 @@ def peak_bytes(victim: Victim) -> int:
     """Memory that one fit takes beyond the weights themselves."""
     if DEVICE.type != "cuda":
         return 0
-    span = LastLayerSpan(victim, device=DEVICE, dtype=torch.float32)
+    objective = LastLayerObjective(victim, device=DEVICE, dtype=torch.float32)
     X = torch.randn(100, victim.d, device=DEVICE)
-    span.fit(X)
+    objective.fit(X)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    span.fit(X)
+    objective.fit(X)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
 
@@ -217,11 +249,15 @@ def _spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--part", choices=["synthetic", "cifar", "speed"])
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="start nothing new after so long"
+    )
     parser.add_argument("--dtypes", default="float64")
     parser.add_argument("--widths", default="4000,8000,16000,32000")
     parser.add_argument("--table", type=Path)
@@ -230,7 +266,11 @@ def main() -> None:
     if options.table:
         table(options.table)
         return
-    if options.part is None or options.out is None or (options.part == "cifar" and options.cifar is None):
+    if (
+        options.part is None
+        or options.out is None
+        or (options.part == "cifar" and options.cifar is None)
+    ):
         parser.error("--part and --out are needed, and --cifar for its part")
     jobs = {
         "synthetic": lambda: synthetic_part(
@@ -239,7 +279,11 @@ def main() -> None:
         "cifar": lambda: cifar_part(options.cifar),
         "speed": lambda: speed_part(options.cifar),
     }[options.part]()
-    done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    done = (
+        [json.loads(line) for line in options.out.read_text().splitlines()]
+        if options.out.exists()
+        else []
+    )
     began = time.perf_counter()
     for key, run in jobs:
         if any(key.items() <= row.items() for row in done):

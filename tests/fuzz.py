@@ -66,20 +66,20 @@ from PIL import Image
 from sweeps import PLAN
 
 from recollect import FullSpace, GradientDescent, Projection, Victim, reconstruct
-from recollect.audit import caveats
-from recollect.data import load_dataset
+from recollect.attacks.result import SavedRun
+from recollect.auditing.verdict import caveats
 from recollect.errors import RecollectError
-from recollect.experiments.job import Job
-from recollect.experiments.plan import read_plan
-from recollect.experiments.store import RESULTS, Store
-from recollect.experiments.table import KINDS, SECONDS, csv_bytes, read_table, scored, table
-from recollect.history import history
-from recollect.inspection import inspect
-from recollect.records import CHECKPOINT, FACTS, TENSORS, FileCheckpoint, read_reconstruction
-from recollect.result import Saved
-from recollect.truth import read_truth
-from recollect.victim.checkpoint import load_checkpoint
-from recollect.victim.validate import validate
+from recollect.examine.history import history
+from recollect.examine.inspection import inspect
+from recollect.examine.validate import validate
+from recollect.records import FACTS, RESUME, TENSORS, ResumeFile, read_record
+from recollect.study.job import Job
+from recollect.study.plan import read_plan
+from recollect.study.store import RESULTS, Store
+from recollect.study.table import KINDS, SECONDS, csv_bytes, read_table, scored, table
+from recollect.truth.data.load import load_dataset
+from recollect.truth.files import read_truth
+from recollect.victim.read.checkpoint import load_checkpoint
 
 Case = dict[str, bytes]
 """The files of a case, by their path in its folder."""
@@ -102,11 +102,21 @@ def _numbers(seed: int, *shape: int) -> np.ndarray:
 
 
 def _network(seed: int) -> list[Packed]:
-    sizes = {"layers.0.weight": (8, 5), "layers.0.bias": (8,), "layers.1.weight": (2, 8), "layers.1.bias": (2,)}
-    return [packed(name, _numbers(seed + k, *size), "F32") for k, (name, size) in enumerate(sizes.items())]
+    sizes = {
+        "layers.0.weight": (8, 5),
+        "layers.0.bias": (8,),
+        "layers.1.weight": (2, 8),
+        "layers.1.bias": (2,),
+    }
+    return [
+        packed(name, _numbers(seed + k, *size), "F32")
+        for k, (name, size) in enumerate(sizes.items())
+    ]
 
 
-_ARCHITECTURE = {"recollect": json.dumps({"activation": "relu", "input_shape": [1, 1, 5], "run": "abc"})}
+_ARCHITECTURE = {
+    "recollect": json.dumps({"activation": "relu", "input_shape": [1, 1, 5], "run": "abc"})
+}
 
 
 def _weights(rng: Random, seed: int, *, whole: bool = False) -> tuple[str, bytes]:
@@ -182,7 +192,10 @@ def _truth_safetensors(rng: Random) -> Case:
 
 def _data_npz(rng: Random) -> Case:
     pictures = np.random.default_rng(0).integers(0, 256, (6, 5, 4), dtype=np.uint8)
-    pairs = {"images": pictures, "labels": np.arange(6) % 3}, {"inputs": _numbers(0, 6, 5), "targets": _numbers(1, 6)}
+    pairs = (
+        {"images": pictures, "labels": np.arange(6) % 3},
+        {"inputs": _numbers(0, 6, 5), "targets": _numbers(1, 6)},
+    )
     return {"data.npz": odd_npz(rng, rng.choice(pairs))}
 
 
@@ -196,20 +209,54 @@ def _cifar_pickles() -> tuple[bytes, ...]:
     rows, labels = _cifar()
     batch = {b"data": rows, b"labels": labels, b"filenames": [b"a.png"] * 10}
     short = {b"data": rows[:4, :], b"labels": labels[:4]}
-    return pickled(batch, 2), pickled(batch, 4), pickled(short, 2), pickled({b"data": rows[:0], b"labels": []}, 4)
+    return (
+        pickled(batch, 2),
+        pickled(batch, 4),
+        pickled(short, 2),
+        pickled({b"data": rows[:0], b"labels": []}, 4),
+    )
 
 
 def _odd_batch(rng: Random) -> Any:
     """A batch that says something odd, or of the wrong type."""
     rows, labels = _cifar()
-    shapes = ((math.inf, 1), (math.nan, 2), (-10, -3072), (10**30, 1), ("10", 3072), (10,), [10, 3072], None, (0, 0))
-    state = [1, rng.choice(shapes), np.dtype("u1"), rng.choice((False, True, None, [])), rows.tobytes()]
+    shapes = (
+        (math.inf, 1),
+        (math.nan, 2),
+        (-10, -3072),
+        (10**30, 1),
+        ("10", 3072),
+        (10,),
+        [10, 3072],
+        None,
+        (0, 0),
+    )
+    state = [
+        1,
+        rng.choice(shapes),
+        np.dtype("u1"),
+        rng.choice((False, True, None, [])),
+        rows.tobytes(),
+    ]
     array = Call(np._core.multiarray._reconstruct, np.ndarray, (0,), b"b", state=tuple(state))
-    keys: tuple[Any, ...] = (10**5000, -(10**5000), "\x1b[2J", "x" * 10**5, None, 1.5, (1, (2, 3)), b"\xff", True)
+    keys: tuple[Any, ...] = (
+        10**5000,
+        -(10**5000),
+        "\x1b[2J",
+        "x" * 10**5,
+        None,
+        1.5,
+        (1, (2, 3)),
+        b"\xff",
+        True,
+    )
     return rng.choice(
         (
             {b"data": array, b"labels": labels},
-            {b"data": rows, b"labels": [rng.choice((*NUMBERS[:18], "a", None, True, 10**5000))] * 10},
+            {
+                b"data": rows,
+                b"labels": [rng.choice((*NUMBERS[:18], "a", None, True, 10**5000))] * 10,
+            },
             {b"data": rows.astype(rng.choice(("<i4", "f8", "?", "S3"))), b"labels": labels},
             {rng.choice(keys): 1},
             {rng.choice(keys): rows, b"data": rows, b"labels": labels},
@@ -253,7 +300,12 @@ def _picture(kind: str, k: int) -> bytes:
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 @functools.cache
@@ -262,7 +314,12 @@ def _large_picture(width: int, height: int, mode: int) -> bytes:
     rows = (width * (3 if mode == 2 else 1) + 1) * height
     pixels = zlib.compress(bytes(rows), 1)
     head = struct.pack(">IIBBBBB", width, height, 8, mode, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", pixels) + _chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + _chunk(b"IHDR", head)
+        + _chunk(b"IDAT", pixels)
+        + _chunk(b"IEND", b"")
+    )
 
 
 def _odd_picture(rng: Random) -> bytes:
@@ -277,7 +334,8 @@ def _odd_picture(rng: Random) -> bytes:
                 b"P1\n" + b"9" * 5000 + b" 2\n",
                 b"P6\n" + b"#" * 100_000 + b"\n5 6\n255\n" + bytes(90),
                 b"BM" + bytes(200),
-                b"GIF89a\xff\xff\xff\xff\x00\x00\x00,\x00\x00\x00\x00\xff\xff\xff\xff\x00\x08\xff" + bytes(300),
+                b"GIF89a\xff\xff\xff\xff\x00\x00\x00,\x00\x00\x00\x00\xff\xff\xff\xff\x00\x08\xff"
+                + bytes(300),
                 whole[:20],
                 b"",
             )
@@ -285,7 +343,9 @@ def _odd_picture(rng: Random) -> bytes:
     if choice == 1:
         if rng.random() < 0.1:
             return _large_picture(9000, 9000, rng.choice((0, 2)))
-        return _large_picture(*rng.choice(((5, 6, 0), (5, 6, 3), (6, 5, 2), (60_000, 1, 0), (1, 60_000, 2))))
+        return _large_picture(
+            *rng.choice(((5, 6, 0), (5, 6, 3), (6, 5, 2), (60_000, 1, 0), (1, 60_000, 2)))
+        )
     if choice == 2 and rng.random() < 0.1:
         text = _chunk(b"zTXt", b"a\x00\x00" + zlib.compress(bytes(80 << 20), 1))
         return _picture("PNG", 0)[:33] + text * 3 + _picture("PNG", 0)[33:]
@@ -308,7 +368,13 @@ def _record() -> tuple[list[Packed], dict[str, Any]]:
         packed("confidence", np.full(3, 0.5)),
         packed("singular_values", np.ones(4)),
     ]
-    stage = {"name": "last layer", "loss": 0.1, "iterations": 7, "seconds": 0.5, "status": "converged"}
+    stage = {
+        "name": "last layer",
+        "loss": 0.1,
+        "iterations": 7,
+        "seconds": 0.5,
+        "status": "converged",
+    }
     facts = {
         "victim": "2-layer network",
         "input_shape": [3, 2, 2],
@@ -354,8 +420,8 @@ def _interrupted() -> tuple[list[Packed], dict[str, str]]:
     outcome = saved.outcomes[0] if saved.outcomes else None
     outcomes = () if outcome is None else (replace(outcome, seconds=1.0),)
     with tempfile.TemporaryDirectory() as folder:
-        FileCheckpoint(Path(folder)).save(fingerprint, Saved(outcomes, saved.run, 1.0))
-        raw = (Path(folder) / CHECKPOINT).read_bytes()
+        ResumeFile(Path(folder)).save(fingerprint, SavedRun(outcomes, saved.run, 1.0))
+        raw = (Path(folder) / RESUME).read_bytes()
     length = struct.unpack("<Q", raw[:8])[0]
     header = json.loads(raw[8 : 8 + length])
     data = raw[8 + length :]
@@ -369,11 +435,11 @@ def _interrupted() -> tuple[list[Packed], dict[str, str]]:
 
 def _resume(rng: Random) -> Case:
     tensors, metadata = _interrupted()
-    return {CHECKPOINT: odd_safetensors(rng, tensors, metadata)}
+    return {RESUME: odd_safetensors(rng, tensors, metadata)}
 
 
 def _go_on(folder: Path) -> None:
-    reconstruct(small_mlp(), 3, _ATTACK, checkpoint=FileCheckpoint(folder))
+    reconstruct(small_mlp(), 3, _ATTACK, checkpoint=ResumeFile(folder))
 
 
 # fmt: off
@@ -395,7 +461,17 @@ def _plan(rng: Random) -> Case:
         kind = rng.randrange(8)
         if kind < 4:
             name = rng.choice(
-                (*names, *names, "depth", "parameters", "restarts", "momentum", "step", "keep_points", "x")
+                (
+                    *names,
+                    *names,
+                    "depth",
+                    "parameters",
+                    "restarts",
+                    "momentum",
+                    "step",
+                    "keep_points",
+                    "x",
+                )
             )
             value = rng.choice(_TOML_VALUES)
             lines = [line for line in lines if not line.startswith(f"{name} ")]
@@ -501,7 +577,9 @@ def _store(rng: Random) -> Case:
         raw = damaged(rng, raw)
     case = {f"results/{name}.json": raw}
     points = [packed("inputs", _numbers(0, 6, 60))]
-    case[f"points/{name}.safetensors"] = odd_safetensors(rng, points) if kind == 8 else safetensors_file(points)
+    case[f"points/{name}.safetensors"] = (
+        odd_safetensors(rng, points) if kind == 8 else safetensors_file(points)
+    )
     recipe = {"dataset": "synthetic", "n": 6, "width": 60}
     facts = {"recipe": recipe, "mse": 0.1, "steps": 3}
     told = odd_json(rng, facts) if kind == 9 else json_text(facts)
@@ -519,16 +597,24 @@ def _read_store(folder: Path) -> None:
 READERS: dict[str, Reader] = {
     reader.name: reader
     for reader in (
-        Reader("safetensors", _checkpoint(".safetensors"), lambda folder: load_checkpoint(folder / "w.safetensors")),
+        Reader(
+            "safetensors",
+            _checkpoint(".safetensors"),
+            lambda folder: load_checkpoint(folder / "w.safetensors"),
+        ),
         Reader("pt", _checkpoint(".pt"), lambda folder: load_checkpoint(folder / "w.pt")),
         Reader("victim", _pair, _load_victim),
         Reader("validate", _pair, _validate, silent=True),
         Reader("truth-npz", _truth_npz, lambda folder: read_truth(folder / "truth.npz")),
-        Reader("truth-safetensors", _truth_safetensors, lambda folder: read_truth(folder / "truth.safetensors")),
+        Reader(
+            "truth-safetensors",
+            _truth_safetensors,
+            lambda folder: read_truth(folder / "truth.safetensors"),
+        ),
         Reader("data-npz", _data_npz, lambda folder: load_dataset(str(folder / "data.npz"), 3)),
         Reader("data-images", _data_images, lambda folder: load_dataset(str(folder), 2)),
         Reader("data-cifar10", _data_cifar, lambda folder: load_dataset(str(folder), 4)),
-        Reader("reconstruction", _reconstruction, read_reconstruction),
+        Reader("reconstruction", _reconstruction, read_record),
         Reader("resume", _resume, _go_on, silent=True),
         Reader("plan", _plan, lambda folder: read_plan(folder / "plan.toml")),
         Reader("table", _table, _read_rows),
@@ -595,16 +681,22 @@ def fuzz(
     """Cases from the first on, until there were so many or the time is over. A process that dies is replaced."""
     tally, number, until = Tally(reader.name), first, time.monotonic() + seconds
     last = None if cases is None else first + cases
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk would be most of the time
+    memory = (
+        "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    )  # a disk would be most of the time
     with tempfile.TemporaryDirectory(prefix="recollect-fuzz-", dir=memory) as box:
         while (last is None or number < last) and time.monotonic() < until:
-            for outcome, detail in _in_a_child(reader, seed, number, last, until, limits, Path(box)):
+            for outcome, detail in _in_a_child(
+                reader, seed, number, last, until, limits, Path(box)
+            ):
                 if outcome == "accepted":
                     tally.accepted += 1
                 elif outcome == "refused":
                     tally.refused += 1
                 else:
-                    tally.findings.append(_kept(Finding(reader.name, seed, number, outcome, detail), reader, keep))
+                    tally.findings.append(
+                        _kept(Finding(reader.name, seed, number, outcome, detail), reader, keep)
+                    )
                 number += 1
                 progress(tally)
     return tally
@@ -619,7 +711,9 @@ def _kept(finding: Finding, reader: Reader, keep: Path | None) -> Finding:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "finding.txt").write_text(f"{finding}\n\n{finding.detail}\n", encoding="utf-8", errors="replace")
+    (folder / "finding.txt").write_text(
+        f"{finding}\n\n{finding.detail}\n", encoding="utf-8", errors="replace"
+    )
     return replace(finding, kept=folder)
 
 
@@ -631,7 +725,9 @@ def _in_a_child(
     said.write_bytes(b"")
     source, sink = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the child starts none
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of forking beside threads: the child starts none
         child = os.fork()
     if child == 0:
         try:
@@ -687,7 +783,14 @@ def _lines(source: int, waiting: float) -> Iterator[bytes]:
 
 
 def _cases_here(
-    reader: Reader, seed: int, first: int, last: int | None, until: float, limits: Limits, box: Path, sink: int
+    reader: Reader,
+    seed: int,
+    first: int,
+    last: int | None,
+    until: float,
+    limits: Limits,
+    box: Path,
+    sink: int,
 ) -> None:
     _calm(box)
     watch = _Watch(box)
@@ -705,7 +808,7 @@ def _calm(box: Path) -> None:
     said = os.open(box / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(said, 1)
     os.dup2(said, 2)
-    sys.stdout = sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stderr = open(2, "w", closefd=False)
     faulthandler.enable(file=sys.stderr, all_threads=False)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     faulthandler.register(signal.SIGPROF, file=sys.stderr, all_threads=False, chain=True)
@@ -719,9 +822,33 @@ class _Watch:
 
     _EVENTS = frozenset(
         {
-            *("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "subprocess.Popen"),
-            *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.symlink", "os.link", "os.truncate", "os.chmod"),
-            *("socket.connect", "socket.bind", "urllib.Request", "pty.spawn", "ctypes.dlopen", "shutil.rmtree"),
+            *(
+                "os.system",
+                "os.exec",
+                "os.fork",
+                "os.forkpty",
+                "os.posix_spawn",
+                "os.spawn",
+                "subprocess.Popen",
+            ),
+            *(
+                "os.remove",
+                "os.rename",
+                "os.rmdir",
+                "os.mkdir",
+                "os.symlink",
+                "os.link",
+                "os.truncate",
+                "os.chmod",
+            ),
+            *(
+                "socket.connect",
+                "socket.bind",
+                "urllib.Request",
+                "pty.spawn",
+                "ctypes.dlopen",
+                "shutil.rmtree",
+            ),
             *("os.kill", "tempfile.mkdtemp", "tempfile.mkstemp"),
         }
     )
@@ -748,7 +875,9 @@ class _Watch:
                 return  # a number is a file that was opened before
         elif event not in self._EVENTS:
             return
-        if not (args and isinstance(args[0], (str, os.PathLike)) and str(args[0]).startswith(self._own)):
+        if not (
+            args and isinstance(args[0], (str, os.PathLike)) and str(args[0]).startswith(self._own)
+        ):
             self.seen.append(f"{event}{args!r}"[:200])
 
     def strays(self) -> list[str]:
@@ -761,7 +890,9 @@ class _Watch:
         strays = sorted(set(found) - {"here", "tmp", "inner", "inner/case"})
         for name in strays:
             path = self.outer / name
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(
+                missing_ok=True
+            )
         return strays
 
 
@@ -823,7 +954,9 @@ def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "recollect" in Path(frame.filename).parts] or frames
     last = ours[-1]
-    below = f" ({Path(frames[-1].filename).name} {frames[-1].name})" if frames[-1] is not last else ""
+    below = (
+        f" ({Path(frames[-1].filename).name} {frames[-1].name})" if frames[-1] is not last else ""
+    )
     return f"{Path(last.filename).name}:{last.lineno} {last.name}{below}"
 
 
@@ -831,8 +964,12 @@ def _without_memory(error: BaseException | None) -> bool:
     """Whether an allocation failed on the way, even if it was made a named error afterwards."""
     while error is not None:
         frames = traceback.extract_tb(error.__traceback__)
-        parser = any(Path(frame.filename).name == "ast.py" for frame in frames)  # its stack's end is a MemoryError too
-        if (isinstance(error, MemoryError) and not parser) or "allocate memory" in str(error)[:5000]:
+        parser = any(
+            Path(frame.filename).name == "ast.py" for frame in frames
+        )  # its stack's end is a MemoryError too
+        if (isinstance(error, MemoryError) and not parser) or "allocate memory" in str(error)[
+            :5000
+        ]:
             return True
         error = error.__context__
     return False
@@ -845,7 +982,9 @@ def _memory(peak: bool = False) -> tuple[int, int]:
     except OSError:
         return 0, resource.RLIM_INFINITY >> 1 if resource.RLIM_INFINITY > 0 else 2**60
     told = dict(line.split(":", 1) for line in lines)
-    return int(told["VmHWM" if peak else "VmRSS"].split()[0]) << 10, int(told["VmSize"].split()[0]) << 10
+    return int(told["VmHWM" if peak else "VmRSS"].split()[0]) << 10, int(
+        told["VmSize"].split()[0]
+    ) << 10
 
 
 def _forget_peak() -> None:
@@ -860,9 +999,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="for all readers together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--reader", action="append", choices=READERS, help="may be given several times")
+    parser.add_argument(
+        "--reader", action="append", choices=READERS, help="may be given several times"
+    )
     parser.add_argument("--case", type=int, help="this one alone")
-    parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="where cases with findings go")
+    parser.add_argument(
+        "--keep", type=Path, default=Path("fuzz-findings"), help="where cases with findings go"
+    )
     options = parser.parse_args(arguments)
     chosen = [READERS[name] for name in options.reader or READERS]
     tallies = []
@@ -872,7 +1015,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nonlocal shown
         if time.monotonic() - shown > 10:
             shown = time.monotonic()
-            print(f"{tally.reader}: {tally.cases} cases, {len(tally.findings)} findings", flush=True)
+            print(
+                f"{tally.reader}: {tally.cases} cases, {len(tally.findings)} findings", flush=True
+            )
 
     for reader in chosen:
         tally = fuzz(
@@ -889,7 +1034,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for finding in tally.findings:
             alike.setdefault(finding.what, []).append(finding)
         for like in alike.values():
-            print(f"\n{like[0]}" + (f"\n    and {len(like) - 1} more like it" if len(like) > 1 else ""))
+            print(
+                f"\n{like[0]}"
+                + (f"\n    and {len(like) - 1} more like it" if len(like) > 1 else "")
+            )
             if options.case is not None:
                 print(like[0].detail)
     print(f"\n{'reader':<20}{'cases':>9}{'accepted':>10}{'refused':>9}{'findings':>10}")

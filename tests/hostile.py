@@ -32,7 +32,23 @@ Random = random.Random
 
 # Bytes.
 
-_EXTREMES = (0, 1, -1, 2, 127, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**53, 2**62, 2**63 - 1)
+_EXTREMES = (
+    0,
+    1,
+    -1,
+    2,
+    127,
+    255,
+    2**15,
+    2**16 - 1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**53,
+    2**62,
+    2**63 - 1,
+)
 
 
 def damaged(rng: Random, content: bytes) -> bytes:
@@ -55,7 +71,9 @@ def _flip(rng: Random, content: bytearray) -> bytes:
 
 def _overwrite(rng: Random, content: bytearray) -> bytes:
     part = _span(rng, content)
-    content[part] = rng.choice((rng.randbytes, lambda n: bytes(n), lambda n: b"\xff" * n))(part.stop - part.start)
+    content[part] = rng.choice((rng.randbytes, lambda n: bytes(n), lambda n: b"\xff" * n))(
+        part.stop - part.start
+    )
     return content
 
 
@@ -129,7 +147,9 @@ def odd(rng: Random) -> Any:
         return rng.choice(NUMBERS)
     if kind == 4:
         return f"@{rng.randrange(len(_RAW))}@"
-    return rng.choice((None, True, False, [], {}, [[]], [None], ["a"], {"a": 1}, [1, 2, 3], [3, 8, 8], [0.5]))
+    return rng.choice(
+        (None, True, False, [], {}, [[]], [None], ["a"], {"a": 1}, [1, 2, 3], [3, 8, 8], [0.5])
+    )
 
 
 def odd_tree(rng: Random, tree: Any) -> Any:
@@ -139,7 +159,9 @@ def odd_tree(rng: Random, tree: Any) -> Any:
     if isinstance(tree, list):
         place = rng.randrange(len(tree))
         if rng.random() < 0.2:
-            return rng.choice((tree[:place] + tree[place + 1 :], tree + tree, tree[::-1], tree * 50))
+            return rng.choice(
+                (tree[:place] + tree[place + 1 :], tree + tree, tree[::-1], tree * 50)
+            )
         return [odd_tree(rng, value) if k == place else value for k, value in enumerate(tree)]
     name = rng.choice(list(tree))
     left = {key: value for key, value in tree.items() if key != name}
@@ -176,7 +198,9 @@ class Packed:
     shape: tuple[int, ...]
     raw: bytes
 
-    def filled(self, pattern: bytes, dtype: str | None = None, shape: Sequence[int] | None = None) -> Packed:
+    def filled(
+        self, pattern: bytes, dtype: str | None = None, shape: Sequence[int] | None = None
+    ) -> Packed:
         """As many bytes of the pattern as dtype and shape need; few where they need absurdly many."""
         dtype, shape = dtype or self.dtype, self.shape if shape is None else tuple(shape)
         size = math.ceil(math.prod(shape) * _BITS.get(dtype, 32) / 8)
@@ -185,7 +209,9 @@ class Packed:
 
 
 _BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(
+        ("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8
+    ),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
@@ -230,7 +256,9 @@ def odd_tensors(rng: Random, tensors: Sequence[Packed]) -> list[Packed]:
         if kind == 0:
             made[place] = one.filled(rng.choice(_PATTERNS), dtype=rng.choice(list(_BITS)))
         elif kind <= 2:
-            shape = rng.choice((*_SHAPES, one.shape[::-1], (1, *one.shape), (*one.shape, 1), one.shape[:-1]))
+            shape = rng.choice(
+                (*_SHAPES, one.shape[::-1], (1, *one.shape), (*one.shape, 1), one.shape[:-1])
+            )
             made[place] = one.filled(rng.choice((_PATTERNS[-1], one.raw or b"\x00")), shape=shape)
         elif kind == 3:
             made[place] = one.filled(rng.choice(_PATTERNS))
@@ -241,24 +269,36 @@ def odd_tensors(rng: Random, tensors: Sequence[Packed]) -> list[Packed]:
             raw[start : start + len(pattern)] = pattern
             made[place] = replace(one, raw=bytes(raw[: len(one.raw)]))
         elif kind == 5:
-            made[place] = replace(one, name=rng.choice((*_NAMES, *(other.name for other in tensors))))
+            made[place] = replace(
+                one, name=rng.choice((*_NAMES, *(other.name for other in tensors)))
+            )
         elif kind == 6:
             del made[place]
         else:
-            letters, count = rng.choice(("a", "ab", "abcdef", string.ascii_letters)), rng.choice((1, 2, 30, 400, 1500))
+            letters, count = (
+                rng.choice(("a", "ab", "abcdef", string.ascii_letters)),
+                rng.choice((1, 2, 30, 400, 1500)),
+            )
             new = one.filled(b"\x01", dtype="F32", shape=(1, 1))
             made += [replace(new, name=f"{rng.choice(letters)}{k}.weight") for k in range(count)]
     return made
 
 
 def safetensors_file(
-    tensors: Sequence[Packed], metadata: Mapping[str, Any] | None = None, *, rng: Random | None = None
+    tensors: Sequence[Packed],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    rng: Random | None = None,
 ) -> bytes:
     """The file; with a generator, its header is tampered with."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for one in tensors:
-        header[one.name] = {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [end, end + len(one.raw)]}
+        header[one.name] = {
+            "dtype": one.dtype,
+            "shape": list(one.shape),
+            "data_offsets": [end, end + len(one.raw)],
+        }
         end += len(one.raw)
     text = json_text(header)
     if rng is not None:
@@ -273,7 +313,9 @@ def safetensors_file(
     return struct.pack("<Q", length) + packed_header + b"".join(one.raw for one in tensors)
 
 
-def odd_safetensors(rng: Random, tensors: Sequence[Packed], metadata: Mapping[str, Any] | None = None) -> bytes:
+def odd_safetensors(
+    rng: Random, tensors: Sequence[Packed], metadata: Mapping[str, Any] | None = None
+) -> bytes:
     kind = rng.randrange(10)
     if kind < 4:
         return safetensors_file(odd_tensors(rng, tensors), metadata)
@@ -311,7 +353,11 @@ def odd_directory(rng: Random, archive: bytes) -> bytes:
     content = bytearray(archive)
     for _ in range(rng.choice((1, 1, 2))):
         mark = rng.choice(list(_ZIP_FIELDS))
-        places = [k for k in range(len(content)) if content[k : k + 4] == mark] if len(content) < 50_000 else []
+        places = (
+            [k for k in range(len(content)) if content[k : k + 4] == mark]
+            if len(content) < 50_000
+            else []
+        )
         if places:
             offset, size = rng.choice(_ZIP_FIELDS[mark])
             place = rng.choice(places) + offset
@@ -360,12 +406,17 @@ _NPY_SHAPES = (
 # fmt: on
 
 
-def npy(array: np.ndarray, *, descr: str | None = None, shape: str | None = None, order: str = "False") -> bytes:
-    header = (
-        f"{{'descr': {descr or repr(array.dtype.str)}, 'fortran_order': {order}, 'shape': {shape or array.shape}, }}"
-    )
+def npy(
+    array: np.ndarray, *, descr: str | None = None, shape: str | None = None, order: str = "False"
+) -> bytes:
+    header = f"{{'descr': {descr or repr(array.dtype.str)}, 'fortran_order': {order}, 'shape': {shape or array.shape}, }}"
     padded = header + " " * (-(len(header) + 11) % 64) + "\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded) & 0xFFFF) + padded.encode() + array.tobytes()
+    return (
+        b"\x93NUMPY\x01\x00"
+        + struct.pack("<H", len(padded) & 0xFFFF)
+        + padded.encode()
+        + array.tobytes()
+    )
 
 
 def odd_array(rng: Random, array: np.ndarray) -> bytes:
@@ -377,14 +428,41 @@ def odd_array(rng: Random, array: np.ndarray) -> bytes:
     if kind == 2:
         return npy(array, order=rng.choice(("True", "1", "None", "'x'")))
     if kind == 3:  # another kind of array, whole
-        kinds = ("<f4", ">f8", ">i4", "<f2", "<c16", "?", "S4", "<U3", "<m8[s]", "<M8[s]", "<u8", "i1", "<f16", "<u2")
+        kinds = (
+            "<f4",
+            ">f8",
+            ">i4",
+            "<f2",
+            "<c16",
+            "?",
+            "S4",
+            "<U3",
+            "<m8[s]",
+            "<M8[s]",
+            "<u8",
+            "i1",
+            "<f16",
+            "<u2",
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return npy(array.astype(np.int64).astype(rng.choice(kinds)))
     if kind == 4:  # another shape, whole
         size = array.size
-        shapes = ((), (size,), (1, size), (size, 1), array.shape[::-1], (*array.shape, 1), (1,) * 40 + array.shape)
-        return npy(array[..., :0]) if rng.random() < 0.2 else npy(array, shape=repr(rng.choice(shapes)))
+        shapes = (
+            (),
+            (size,),
+            (1, size),
+            (size, 1),
+            array.shape[::-1],
+            (*array.shape, 1),
+            (1,) * 40 + array.shape,
+        )
+        return (
+            npy(array[..., :0])
+            if rng.random() < 0.2
+            else npy(array, shape=repr(rng.choice(shapes)))
+        )
     if kind == 5:  # other values
         made = array.copy().reshape(-1)
         raw = rng.choice(_PATTERNS) * made.nbytes
@@ -407,10 +485,21 @@ def odd_npz(rng: Random, arrays: Mapping[str, np.ndarray]) -> bytes:
             whole[f"{name}.npy"] = odd_array(rng, arrays[name])
         return zipped(list(whole.items()), method)
     if kind < 12:
-        names = (*TEXTS, *arrays, "../../up.npy", "/escaped.npy", "inputs.npy", "images.npy", "x.npy", "a/b.npy")
+        names = (
+            *TEXTS,
+            *arrays,
+            "../../up.npy",
+            "/escaped.npy",
+            "inputs.npy",
+            "images.npy",
+            "x.npy",
+            "a/b.npy",
+        )
         place = rng.randrange(len(members))
         extra = (rng.choice(names)[:60_000], rng.choice((b"", b"text", members[place][1])))
-        return zipped(rng.choice(([*members, extra], [extra, *members], [extra], members[:-1], [])), method)
+        return zipped(
+            rng.choice(([*members, extra], [extra, *members], [extra], members[:-1], [])), method
+        )
     if kind < 15:
         return odd_directory(rng, zipped(members, method))
     if kind == 15 and rng.random() < 0.3:
@@ -492,11 +581,35 @@ _SNIPPETS = (
 
 
 _CALLED = (
-    *("_codecs encode", "collections OrderedDict", "collections Counter", "collections defaultdict", "torch Size"),
-    *("torch device", "torch Tensor", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"),
-    *("torch._tensor _rebuild_from_type_v2", "argparse Namespace", "pathlib PosixPath", "datetime datetime"),
-    *("numpy dtype", "numpy ndarray", "numpy.core.multiarray _reconstruct", "numpy._core.multiarray scalar"),
-    *(f"__builtin__ {name}" for name in ("bytearray", "bytes", "dict", "frozenset", "list", "set", "slice", "str")),
+    *(
+        "_codecs encode",
+        "collections OrderedDict",
+        "collections Counter",
+        "collections defaultdict",
+        "torch Size",
+    ),
+    *(
+        "torch device",
+        "torch Tensor",
+        "torch._utils _rebuild_tensor_v2",
+        "torch._utils _rebuild_parameter",
+    ),
+    *(
+        "torch._tensor _rebuild_from_type_v2",
+        "argparse Namespace",
+        "pathlib PosixPath",
+        "datetime datetime",
+    ),
+    *(
+        "numpy dtype",
+        "numpy ndarray",
+        "numpy.core.multiarray _reconstruct",
+        "numpy._core.multiarray scalar",
+    ),
+    *(
+        f"__builtin__ {name}"
+        for name in ("bytearray", "bytes", "dict", "frozenset", "list", "set", "slice", "str")
+    ),
 )
 
 
@@ -510,9 +623,20 @@ def much_from_little(rng: Random) -> bytes:
     length, uses = 10_000, rng.choice((4000, 6000))
     text = b"X" + struct.pack("<I", 20 * length) + b"a" * (20 * length)
     each = [b"J" + struct.pack("<I", k) for k in range(length)]
-    numbers, pairs = b"(" + b"".join(each), b"(" + b"".join(one + b"K\x02\x86" for one in each) + b"l"
+    numbers, pairs = (
+        b"(" + b"".join(each),
+        b"(" + b"".join(one + b"K\x02\x86" for one in each) + b"l",
+    )
     same_pair = b"K\x01K\x02\x86q\x07(" + b"h\x07" * length + b"l"
-    values = (text, b"B" + text[1:], numbers + b"l", numbers + b"t", numbers + b"d", pairs, same_pair)
+    values = (
+        text,
+        b"B" + text[1:],
+        numbers + b"l",
+        numbers + b"t",
+        numbers + b"d",
+        pairs,
+        same_pair,
+    )
     call, encode = b"h\x00h\x01\x85R", b"h\x00h\x01h\x02\x86R"
     name, value, use = rng.choice(
         (
@@ -521,15 +645,25 @@ def much_from_little(rng: Random) -> bytes:
             ("collections OrderedDict", pairs, call),
             ("collections OrderedDict", same_pair, call),
             ("collections OrderedDict", b"(" + numbers + b"tl", call),
-            ("_codecs encode", text + b"q\x03" + text, b"}h\x03Nsh\x01Ns"),  # equal keys that are not the same
-            ("_codecs encode", rng.choice(values), b"J%sh\x01"),  # a dictionary of which each value is the same
+            (
+                "_codecs encode",
+                text + b"q\x03" + text,
+                b"}h\x03Nsh\x01Ns",
+            ),  # equal keys that are not the same
+            (
+                "_codecs encode",
+                rng.choice(values),
+                b"J%sh\x01",
+            ),  # a dictionary of which each value is the same
             *[(rng.choice(_CALLED), rng.choice(values), rng.choice((call, encode, *_USES)))] * 5,
         )
     )
     start = b"\x80\x02(c" + name.replace(" ", "\n").encode() + b"\nq\x00" + value
     start += b"q\x01X\x06\x00\x00\x00latin1q\x02("
     if b"%s" in use:
-        return start + b"".join(use.replace(b"%s", struct.pack("<I", k)) for k in range(uses)) + b"d."
+        return (
+            start + b"".join(use.replace(b"%s", struct.pack("<I", k)) for k in range(uses)) + b"d."
+        )
     return start + (use + rng.choice((b"", b"0"))) * uses + rng.choice((b"t.", b"l."))
 
 
@@ -595,15 +729,21 @@ def _rebuilt(rng: Random | None, one: Packed, key: str) -> Any:
         if wrong == 0:
             said[4] = rng.choice(numbers)
         elif wrong == 1:
-            said[rng.randrange(5)] = rng.choice((*numbers, "cuda:0", "meta", "../../up", "9", b"storage", torch.Tensor))
+            said[rng.randrange(5)] = rng.choice(
+                (*numbers, "cuda:0", "meta", "../../up", "9", b"storage", torch.Tensor)
+            )
         elif wrong == 2:
             args[1] = rng.choice(numbers)
         elif wrong == 3:  # much out of little: every entry is the same one
-            args[2], args[3] = rng.choice((((2**15, 2**15), (0, 0)), ((2**40,), (0,)), ((2**62, 2), (0, 0))))
+            args[2], args[3] = rng.choice(
+                (((2**15, 2**15), (0, 0)), ((2**40,), (0,)), ((2**62, 2), (0, 0)))
+            )
         elif wrong == 4:
             args[2] = rng.choice((*_SHAPES, *numbers, (1.5, 2), ("a",), one.shape[::-1]))
         elif wrong == 5:
-            args[3] = rng.choice((one.shape, (), (0,) * len(one.shape), (-1,) * len(one.shape), (2**62, 2**62), None))
+            args[3] = rng.choice(
+                (one.shape, (), (0,) * len(one.shape), (-1,) * len(one.shape), (2**62, 2**62), None)
+            )
         elif wrong == 6:
             args = args[: rng.randrange(7)] + [odd(rng) for _ in range(rng.randrange(3))]
         elif wrong == 7:
@@ -611,7 +751,11 @@ def _rebuilt(rng: Random | None, one: Packed, key: str) -> Any:
         else:
             args[rng.randrange(6)] = odd(rng)
     stored = Stored(*said)
-    return Call(torch._utils._rebuild_tensor_v2, stored, *args[1:]) if args and args[0] is None else Call(*_call(args))
+    return (
+        Call(torch._utils._rebuild_tensor_v2, stored, *args[1:])
+        if args and args[0] is None
+        else Call(*_call(args))
+    )
 
 
 def _call(args: Sequence[Any]) -> tuple[Any, ...]:
@@ -625,8 +769,20 @@ def _unusual(rng: Random, one: Packed, key: str) -> Any:
     return rng.choice(
         (
             Call(torch._utils._rebuild_parameter, plain, True, collections.OrderedDict()),
-            Call(torch._utils._rebuild_parameter_with_state, plain, True, collections.OrderedDict(), {"a": 1}),
-            Call(torch._utils._rebuild_meta_tensor_no_storage, torch.float32, size, _strides(size), False),
+            Call(
+                torch._utils._rebuild_parameter_with_state,
+                plain,
+                True,
+                collections.OrderedDict(),
+                {"a": 1},
+            ),
+            Call(
+                torch._utils._rebuild_meta_tensor_no_storage,
+                torch.float32,
+                size,
+                _strides(size),
+                False,
+            ),
             Call(
                 torch._utils._rebuild_sparse_tensor,
                 torch.serialization._get_layout,
@@ -642,8 +798,16 @@ def _unusual(rng: Random, one: Packed, key: str) -> Any:
                 False,
                 collections.OrderedDict(),
             ),
-            Call(torch._utils._rebuild_tensor, Stored("storage", torch.FloatStorage, key, "cpu", 3), 0, size, (0, 0)),
-            Call(torch._utils._rebuild_device_tensor_from_numpy, [1.0], torch.float32, "cpu", False),
+            Call(
+                torch._utils._rebuild_tensor,
+                Stored("storage", torch.FloatStorage, key, "cpu", 3),
+                0,
+                size,
+                (0, 0),
+            ),
+            Call(
+                torch._utils._rebuild_device_tensor_from_numpy, [1.0], torch.float32, "cpu", False
+            ),
             Call(torch.Tensor, [1.0, 2.0]),
             Call(torch.Tensor, 2**15, 2**16),
             Call(torch.Size, [2**40]),
@@ -668,7 +832,10 @@ def torch_file(
 ) -> bytes:
     """A .pt as torch.save makes it; with a generator, what is said of one tensor is wrong."""
     wrong = rng.randrange(len(tensors)) if rng is not None and tensors else -1
-    content: Any = {one.name: _rebuilt(rng if k == wrong else None, one, str(k)) for k, one in enumerate(tensors)}
+    content: Any = {
+        one.name: _rebuilt(rng if k == wrong else None, one, str(k))
+        for k, one in enumerate(tensors)
+    }
     if ordered:
         content = collections.OrderedDict(content)
     if wrapper is not None:
@@ -681,9 +848,15 @@ def _torch_bytes(code: bytes, tensors: Sequence[Packed], legacy: bool) -> bytes:
         data = [(f"archive/data/{k}", one.raw) for k, one in enumerate(tensors)]
         extra = [("archive/byteorder", b"little"), ("archive/version", b"3\n")]
         return zipped([("archive/data.pkl", code), *extra, *data])
-    facts = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    facts = {
+        "protocol_version": 1001,
+        "little_endian": True,
+        "type_sizes": {"short": 2, "int": 4, "long": 4},
+    }
     start = b"".join(pickled(value) for value in (0x1950A86A20F9469CFC6C, 1001, facts))
-    raw = b"".join(struct.pack("<q", len(one.raw) * 8 // _BITS.get(one.dtype, 32)) + one.raw for one in tensors)
+    raw = b"".join(
+        struct.pack("<q", len(one.raw) * 8 // _BITS.get(one.dtype, 32)) + one.raw for one in tensors
+    )
     return start + code + pickled([str(k) for k in range(len(tensors))]) + raw
 
 
@@ -699,7 +872,9 @@ def odd_torch(rng: Random, tensors: Sequence[Packed]) -> bytes:
         return torch_file(tensors, rng=rng, legacy=legacy, wrapper=wrapper)
     if kind < 12:
         code = pickled(
-            collections.OrderedDict((one.name, _rebuilt(None, one, str(k))) for k, one in enumerate(tensors))
+            collections.OrderedDict(
+                (one.name, _rebuilt(None, one, str(k))) for k, one in enumerate(tensors)
+            )
         )
         return _torch_bytes(odd_pickle(rng, code), tensors, legacy)
     if kind < 14:
@@ -708,18 +883,34 @@ def odd_torch(rng: Random, tensors: Sequence[Packed]) -> bytes:
     if kind < 16:
         return odd_directory(rng, torch_file(tensors, wrapper=wrapper))
     if kind == 16:
-        names = ("../../up", "/escaped", "archive/data/../../up", "archive/data.pkl", "archive/data/0", "x", "")
+        names = (
+            "../../up",
+            "/escaped",
+            "archive/data/../../up",
+            "archive/data.pkl",
+            "archive/data/0",
+            "x",
+            "",
+        )
         extra = (rng.choice(names), rng.choice((b"", b"\x80\x02}.", b"x" * 100)))
         code = pickled({one.name: _rebuilt(None, one, str(k)) for k, one in enumerate(tensors)})
-        members = [("archive/data.pkl", code), *((f"archive/data/{k}", one.raw) for k, one in enumerate(tensors))]
+        members = [
+            ("archive/data.pkl", code),
+            *((f"archive/data/{k}", one.raw) for k, one in enumerate(tensors)),
+        ]
         method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2))
-        return zipped(rng.choice(([*members, extra], [extra, *members], members[1:], members[:-1], members)), method)
+        return zipped(
+            rng.choice(([*members, extra], [extra, *members], members[1:], members[:-1], members)),
+            method,
+        )
     if kind == 17 and rng.random() < 0.3:
         if rng.random() < 0.5:
             return bomb("archive/data.pkl", b"\x80\x02", rng.choice((None, 100)))
         one = Packed("a.weight", "F32", (2**14, 2**14), b"")
         # The member of the bomb is the storage; the pickle is put before it.
-        return _with_bomb(pickled({"a.weight": _rebuilt(None, replace(one, raw=bytes(2**20)), "0")}))
+        return _with_bomb(
+            pickled({"a.weight": _rebuilt(None, replace(one, raw=bytes(2**20)), "0")})
+        )
     if kind == 18 and rng.random() < 0.3:  # many names for one large dictionary
         call = _rebuilt(None, tensors[0], "0")
         inner = {f"{k}.weight": call for k in range(3000)}

@@ -44,4 +44,15 @@ def without_times(path: Path) -> list[dict[str, str]]:
 
 
 def sweep_command(path: Path, out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "recollect", "sweep", str(path), "--out", str(out), "--device", "cpu", *more]
+    return [
+        sys.executable,
+        "-m",
+        "recollect",
+        "sweep",
+        str(path),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        *more,
+    ]

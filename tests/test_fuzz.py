@@ -16,14 +16,24 @@ from hostile import Random
 
 from recollect.errors import FileError
 
-CASES = {"resume": 40, "plan": 80, "data-cifar10": 60, "pt": 100, "victim": 100, "validate": 100, "data-images": 100}
+CASES = {
+    "resume": 40,
+    "plan": 80,
+    "data-cifar10": 60,
+    "pt": 100,
+    "victim": 100,
+    "validate": 100,
+    "data-images": 100,
+}
 """Fewer of the slow ones, 200 of the others."""
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 def test_hostile_files_are_taken_or_refused(reader: Reader, tmp_path: Path) -> None:
     tally = fuzz(reader, 7, cases=CASES.get(reader.name, 200), keep=tmp_path)
-    assert not tally.findings, "\n".join(f"{finding}\n{finding.detail}" for finding in tally.findings[:3])
+    assert not tally.findings, "\n".join(
+        f"{finding}\n{finding.detail}" for finding in tally.findings[:3]
+    )
     assert tally.cases == CASES.get(reader.name, 200)
     assert tally.accepted  # not everything is refused: some files are odd and whole
     assert tally.refused or reader.silent
@@ -34,7 +44,10 @@ def test_a_case_is_always_the_same() -> None:
         for number in range(20):
             assert case_of(reader, 3, number) == case_of(reader, 3, number)
     pt = READERS["pt"]
-    assert len({tuple(case_of(pt, seed, number).items()) for seed in (1, 2) for number in range(20)}) > 30
+    assert (
+        len({tuple(case_of(pt, seed, number).items()) for seed in (1, 2) for number in range(20)})
+        > 30
+    )
 
 
 def leaks(folder: Path) -> None:
@@ -95,7 +108,9 @@ BROKEN: dict[Callable[[Path], None], str] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
-def test_what_a_reader_should_not_do_is_reported(broken: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_a_reader_should_not_do_is_reported(
+    broken: Callable[[Path], None], tmp_path: Path
+) -> None:
     def make(rng: Random) -> dict[str, bytes]:
         return {"a": str(rng.randrange(2)).encode()}
 
@@ -107,12 +122,17 @@ def test_what_a_reader_should_not_do_is_reported(broken: Callable[[Path], None],
     tally = fuzz(Reader("broken", make, read), 0, cases=4, limits=limits, keep=tmp_path)
     assert tally.cases == 4
     assert tally.findings
-    assert all(finding.kept is not None and (finding.kept / "files" / "a").is_file() for finding in tally.findings)
+    assert all(
+        finding.kept is not None and (finding.kept / "files" / "a").is_file()
+        for finding in tally.findings
+    )
     for finding in tally.findings:
         with pytest.raises(AssertionError, match=BROKEN[broken]):
             raise AssertionError(finding.what)
     if broken is not leaves:
-        assert {case_of(Reader("broken", make, read), 0, one.case)["a"] for one in tally.findings} == {b"1"}
+        assert {
+            case_of(Reader("broken", make, read), 0, one.case)["a"] for one in tally.findings
+        } == {b"1"}
         assert tally.accepted
 
 
@@ -134,9 +154,13 @@ def test_no_case_is_blamed_for_a_later_one(tmp_path: Path) -> None:
         if tally.cases == 1:
             os.read(source, 1)
 
-    tally = fuzz(Reader("late", make, read), 0, cases=6, limits=Limits(waiting=1.0), progress=progress)
+    tally = fuzz(
+        Reader("late", make, read), 0, cases=6, limits=Limits(waiting=1.0), progress=progress
+    )
     assert tally.accepted == 5
-    assert [(finding.case, finding.what) for finding in tally.findings] == [(5, "waited for more than 1 s")]
+    assert [(finding.case, finding.what) for finding in tally.findings] == [
+        (5, "waited for more than 1 s")
+    ]
 
 
 def test_what_promises_to_raise_nothing_may_not_refuse_either() -> None:
@@ -145,7 +169,9 @@ def test_what_promises_to_raise_nothing_may_not_refuse_either() -> None:
         assert (tally.refused, len(tally.findings)) == ((0, 2) if silent else (2, 0))
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(READERS, "broken", Reader("broken", lambda rng: {}, leaks))
     assert main(["--reader", "truth-npz", "--case", "3", "--keep", str(tmp_path)]) == 0
     assert main(["--reader", "broken", "--case", "3", "--seed", "5", "--keep", str(tmp_path)]) == 1

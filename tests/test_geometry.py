@@ -15,7 +15,11 @@ from recollect.geometry import FreeRadius, Geometry, SharedSubspace, Sphere, ran
 
 
 @given(
-    n=st.integers(1, 5), r=st.integers(1, 6), radius=st.floats(0.1, 100), free=st.booleans(), seed=st.integers(0, 99)
+    n=st.integers(1, 5),
+    r=st.integers(1, 6),
+    radius=st.floats(0.1, 100),
+    free=st.booleans(),
+    seed=st.integers(0, 99),
 )
 def test_projection_and_tangent(n: int, r: int, radius: float, free: bool, seed: int) -> None:
     geometry: Geometry = FreeRadius(radius) if free else Sphere(radius)
@@ -35,7 +39,13 @@ def test_projection_and_tangent(n: int, r: int, radius: float, free: bool, seed:
     torch.testing.assert_close(start.norm(dim=1), torch.full((n,), radius, dtype=F64))
 
 
-@given(n=st.integers(2, 6), d=st.integers(2, 6), rank=st.integers(1, 3), free=st.booleans(), seed=st.integers(0, 99))
+@given(
+    n=st.integers(2, 6),
+    d=st.integers(2, 6),
+    rank=st.integers(1, 3),
+    free=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_points_that_share_a_subspace(n: int, d: int, rank: int, free: bool, seed: int) -> None:
     rank = min(rank, n, d)
     inner: Geometry = FreeRadius(2.0) if free else Sphere(2.0)
@@ -48,7 +58,9 @@ def test_points_that_share_a_subspace(n: int, d: int, rank: int, free: bool, see
     torch.testing.assert_close(frame.T @ frame, torch.eye(frame.shape[1], dtype=F64))
     assert frame.shape[1] == n * rank + rank * (d - rank)
     # Along the frame the rank stays, to first order: what the move leaves outside is quadratic in its length.
-    move = (frame @ torch.randn(frame.shape[1], generator=generator(seed + 1), dtype=F64)).reshape(n, d)
+    move = (frame @ torch.randn(frame.shape[1], generator=generator(seed + 1), dtype=F64)).reshape(
+        n, d
+    )
     beyond = [float(torch.linalg.svdvals(Z + step * move)[rank:].norm()) for step in (1e-3, 1e-4)]
     assert beyond[1] <= 0.02 * beyond[0] + 1e-10
 

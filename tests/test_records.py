@@ -17,17 +17,33 @@ from cases import small_mlp
 
 from recollect import FullSpace, GradientDescent, Projection, Reconstruction, Victim, reconstruct
 from recollect.errors import DataError, FileError
-from recollect.files import check_writable, read_json, read_tensors, tensor_bytes, write_files
-from recollect.records import CHECKPOINT, FACTS, TENSORS, FileCheckpoint, read_reconstruction, write_reconstruction
-from recollect.truth import read_truth
+from recollect.records import (
+    FACTS,
+    RESUME,
+    TENSORS,
+    ResumeFile,
+    read_record,
+    record_of,
+    write_record,
+)
+from recollect.system.files import (
+    check_writable,
+    read_json,
+    read_tensors,
+    tensor_bytes,
+    write_files,
+)
+from recollect.truth.files import read_truth
 
 ATTACK = Projection(space=FullSpace(), solver=GradientDescent(iterations=20, step_size=0.1))
 
 
 def test_a_reconstruction_comes_back(tmp_path: Path) -> None:
     found = reconstruct(small_mlp(), 3, ATTACK)
-    facts = write_reconstruction(tmp_path / "new" / "folder", found, small_mlp(), {"n": 3})
-    record = read_reconstruction(tmp_path / "new" / "folder")
+    facts = write_record(
+        tmp_path / "new" / "folder", record_of(found, small_mlp(), options={"n": 3})
+    )
+    record = read_record(tmp_path / "new" / "folder")
     assert torch.equal(record.inputs, found.inputs)
     assert torch.equal(record.trace, found.trace)
     assert record.facts == json.loads(json.dumps(facts))
@@ -66,10 +82,12 @@ def test_a_folder_in_the_way_stops_all_of_the_files(tmp_path: Path) -> None:
 
 def test_two_that_write_one_file_do_not_fail_each_other(tmp_path: Path) -> None:
     write = (
-        "import sys; from pathlib import Path; from recollect.files import write_bytes\n"
+        "import sys; from pathlib import Path; from recollect.system.files import write_bytes\n"
         "for k in range(200): write_bytes(Path(sys.argv[1]), b'x' * 1000)"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", write, str(tmp_path / "a")]) for _ in range(3)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", write, str(tmp_path / "a")]) for _ in range(3)
+    ]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -77,10 +95,10 @@ def test_two_that_write_one_file_do_not_fail_each_other(tmp_path: Path) -> None:
 def test_files_of_two_runs_are_not_read_as_one(tmp_path: Path) -> None:
     victim = small_mlp()
     for n in (2, 3):
-        write_reconstruction(tmp_path / str(n), reconstruct(victim, n, ATTACK), victim, {})
+        write_record(tmp_path / str(n), record_of(reconstruct(victim, n, ATTACK), victim))
     (tmp_path / "2" / TENSORS).write_bytes((tmp_path / "3" / TENSORS).read_bytes())
     with pytest.raises(FileError, match="do not belong together"):
-        read_reconstruction(tmp_path / "2")
+        read_record(tmp_path / "2")
 
 
 def test_probing_a_folder_leaves_no_trace(tmp_path: Path) -> None:
@@ -102,7 +120,13 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_ignored(tmp_path: Path) 
     victim = small_mlp()
 
     def attacked(**options: object) -> Reconstruction:
-        arguments = {"victim": victim, "n": 3, "attack": ATTACK, "checkpoint": FileCheckpoint(tmp_path), **options}
+        arguments = {
+            "victim": victim,
+            "n": 3,
+            "attack": ATTACK,
+            "resume": ResumeFile(tmp_path),
+            **options,
+        }
         return reconstruct(**arguments)  # type: ignore[arg-type]
 
     first = attacked()
@@ -111,7 +135,7 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_ignored(tmp_path: Path) 
     assert again.resumed_at == 20
     assert torch.equal(again.inputs, first.inputs)
     # Another seed, number of points, victim, activation, step or a shorter run: another computation.
-    whole = (tmp_path / CHECKPOINT).read_bytes()
+    whole = (tmp_path / RESUME).read_bytes()
     network = replace(victim.network, activation="tanh")  # type: ignore[type-var]
     shorter = replace(ATTACK, solver=replace(ATTACK.solver, iterations=10))
     for other in (
@@ -122,21 +146,26 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_ignored(tmp_path: Path) 
         {"attack": replace(ATTACK, solver=replace(ATTACK.solver, step_size=0.2))},
         {"attack": shorter},
     ):
-        (tmp_path / CHECKPOINT).write_bytes(whole)
+        (tmp_path / RESUME).write_bytes(whole)
         assert attacked(**other).resumed_at == 0, other
-    for damage in (b"", whole[: len(whole) // 2], b"\x00" * 100, tensor_bytes({"x": torch.ones(1)}, {"run": "{}"})):
-        (tmp_path / CHECKPOINT).write_bytes(damage)
+    for damage in (
+        b"",
+        whole[: len(whole) // 2],
+        b"\x00" * 100,
+        tensor_bytes({"x": torch.ones(1)}, {"run": "{}"}),
+    ):
+        (tmp_path / RESUME).write_bytes(damage)
         broken = attacked()
         assert torch.equal(broken.inputs, first.inputs)
         assert broken.resumed_at == 0
-    assert attacked(checkpoint=FileCheckpoint(tmp_path, resume=False)).resumed_at == 0
-    tensors, metadata = read_tensors(tmp_path / CHECKPOINT)
+    assert attacked(resume=ResumeFile(tmp_path, resume=False)).resumed_at == 0
+    tensors, metadata = read_tensors(tmp_path / RESUME)
     facts = json.loads(metadata["run"])
     for bad in (
         tensor_bytes({**tensors, "trace": torch.tensor(1.0, dtype=torch.float64)}, metadata),
         tensor_bytes(tensors, {"run": json.dumps({**facts, "seconds": 10**400})}),
     ):
-        (tmp_path / CHECKPOINT).write_bytes(bad)
+        (tmp_path / RESUME).write_bytes(bad)
         assert attacked().resumed_at == 0
 
 
@@ -156,7 +185,7 @@ def test_damaged_records_are_named_errors(tmp_path: Path) -> None:
     ):
         (tmp_path / FACTS).write_text(bad)
         with pytest.raises(FileError, match="expected"):
-            read_reconstruction(tmp_path)
+            read_record(tmp_path)
     tensors, _ = read_tensors(tmp_path / TENSORS)
     for name, odd in (
         ("singular_values", torch.ones([1] * 70, dtype=torch.float64)),
@@ -166,12 +195,17 @@ def test_damaged_records_are_named_errors(tmp_path: Path) -> None:
     ):
         packed = tensor_bytes({**tensors, name: odd})
         sha256 = hashlib.sha256(packed).hexdigest()
-        write_files({tmp_path / TENSORS: packed, tmp_path / FACTS: json.dumps({**good, "sha256": sha256}).encode()})
+        write_files(
+            {
+                tmp_path / TENSORS: packed,
+                tmp_path / FACTS: json.dumps({**good, "sha256": sha256}).encode(),
+            }
+        )
         with pytest.raises(FileError, match="expected finite"):
-            read_reconstruction(tmp_path)
+            read_record(tmp_path)
     (tmp_path / FACTS).unlink()
     with pytest.raises(FileError, match="check the path"):
-        read_reconstruction(tmp_path)
+        read_record(tmp_path)
 
 
 def test_truth_files(tmp_path: Path) -> None:
@@ -180,13 +214,24 @@ def test_truth_files(tmp_path: Path) -> None:
     X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     (tmp_path / "t.safetensors").write_bytes(tensor_bytes({"inputs": X}, {"pixels": "hostile"}))
     np.savez(tmp_path / "t.npz", inputs=X.numpy())
-    assert torch.equal(read_truth(tmp_path / "t.safetensors").inputs, read_truth(tmp_path / "t.npz").inputs)
+    assert torch.equal(
+        read_truth(tmp_path / "t.safetensors").inputs, read_truth(tmp_path / "t.npz").inputs
+    )
     assert read_truth(tmp_path / "t.safetensors").pixel_space is None
     (tmp_path / "empty.safetensors").write_bytes(tensor_bytes({"x": X}))
     np.savez(tmp_path / "text.npz", inputs=np.array([["a", "b"]]))
     (tmp_path / "t.txt").write_text("")
-    header = json.dumps({"inputs": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]}}).encode()
+    header = json.dumps(
+        {"inputs": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]}}
+    ).encode()
     (tmp_path / "f4.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    for name in ("empty.safetensors", "f4.safetensors", "text.npz", "t.txt", "none.npz", "none.safetensors"):
+    for name in (
+        "empty.safetensors",
+        "f4.safetensors",
+        "text.npz",
+        "t.txt",
+        "none.npz",
+        "none.safetensors",
+    ):
         with pytest.raises(DataError, match="expected"):
             read_truth(tmp_path / name)

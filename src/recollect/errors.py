@@ -60,3 +60,7 @@ class TrainingDiverged(RunError):
 
 class TrainingDidNotConverge(RunError):
     """Gradient descent ran out of steps above the tolerance."""
+
+
+class RecollectWarning(UserWarning):
+    """Something the user should know before trusting a result."""

@@ -24,7 +24,9 @@ class Geometry(Protocol):
     def project(self, Z: Float[Tensor, "*s n r"]) -> Float[Tensor, "*s n r"]:
         """The nearest points allowed; of several sets of points, of each."""
 
-    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
+    def tangent(
+        self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]
+    ) -> Float[Tensor, "*k n r"]:
         """The part of V along which points at Z may move; of each, where V holds several rows a point."""
 
     def free_dimensions(self, r: int) -> int:
@@ -49,7 +51,9 @@ class Sphere:
         norms: Tensor = torch.linalg.vector_norm(Z, dim=-1, keepdim=True, dtype=torch.float64)
         return (self.radius / norms).to(Z.dtype) * Z
 
-    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
+    def tangent(
+        self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]
+    ) -> Float[Tensor, "*k n r"]:
         return V - (Z * V).sum(-1, keepdim=True) / self.radius**2 * Z
 
     def free_dimensions(self, r: int) -> int:
@@ -72,7 +76,9 @@ class FreeRadius:
     def project(self, Z: Float[Tensor, "*s n r"]) -> Float[Tensor, "*s n r"]:
         return Z
 
-    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
+    def tangent(
+        self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]
+    ) -> Float[Tensor, "*k n r"]:
         return V
 
     def free_dimensions(self, r: int) -> int:
@@ -103,7 +109,9 @@ class SharedSubspace:
         U = torch.linalg.svd(Z, full_matrices=False).Vh[..., : self.rank, :].mT
         return self.inner.project((Z @ U) @ U.mT)
 
-    def tangent(self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]) -> Float[Tensor, "*k n r"]:
+    def tangent(
+        self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]
+    ) -> Float[Tensor, "*k n r"]:
         return self.inner.tangent(Z, V)
 
     def free_dimensions(self, r: int) -> int:
@@ -121,12 +129,18 @@ def _kron(A: Tensor, B: Tensor) -> Tensor:
     return torch.einsum("ij,kl->ikjl", A, B).reshape(len(A) * len(B), -1)
 
 
-def random_start(geometry: Geometry, n: int, r: int, generator: torch.Generator) -> Float[Tensor, "n r"]:
+def random_start(
+    geometry: Geometry, n: int, r: int, generator: torch.Generator
+) -> Float[Tensor, "n r"]:
     """n points drawn evenly from the sphere of the geometry's radius; float64 on the CPU, the same on every device."""
     Z = torch.randn(n, r, generator=generator, dtype=torch.float64)
     return Sphere(geometry.radius).project(Z)
 
 
 def _check_radius(radius: float) -> None:
-    if not 1e-60 <= radius <= 1e60:  # also false for NaN; its square and the features' must stay finite
-        raise OptionError(f"expected --norm of a positive number, got {radius}; use sqrt-d, free, or a positive number")
+    if (
+        not 1e-60 <= radius <= 1e60
+    ):  # also false for NaN; its square and the features' must stay finite
+        raise OptionError(
+            f"expected --norm of a positive number, got {radius}; use sqrt-d, free, or a positive number"
+        )

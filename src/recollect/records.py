@@ -1,7 +1,7 @@
 """The files of a reconstruction: what `reconstruct` writes, reads back, and resumes from. No truth comes near them.
 
 `reconstruction.safetensors`  inputs, coefficients, predictions, confidence, trace, singular_values
-`reconstruct.json`            options, loss, status, stages, notes, versions
+`reconstruct.json`            options, loss, status, stages, notes, versions (schema 2; schema 1 of 0.1.0 is still read)
 `resume.safetensors`          the run itself, for going on where it stopped
 """
 
@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,21 +20,31 @@ from typing import Any
 
 import torch
 
+from recollect.attacks.base import Attack
+from recollect.attacks.options import Exact, attack_words
+from recollect.attacks.result import Reconstruction, SavedRun
 from recollect.errors import FileError
-from recollect.files import json_bytes, read_json, read_tensors, tensor_bytes, write_bytes, write_files
-from recollect.result import Reconstruction, Saved
 from recollect.shapes import Float, Tensor
-from recollect.solve import Outcome, Run, Status
-from recollect.victim import Victim
+from recollect.solve.loop import Outcome, Run, Status
+from recollect.system.files import (
+    json_bytes,
+    read_json,
+    read_tensors,
+    tensor_bytes,
+    write_bytes,
+    write_files,
+)
+from recollect.victim.victim import Victim
 
+SCHEMA = 2
 TENSORS = "reconstruction.safetensors"
 FACTS = "reconstruct.json"
-CHECKPOINT = "resume.safetensors"
+RESUME = "resume.safetensors"
 
 
 @dataclass(frozen=True)
 class Record:
-    """A reconstruction as it lies in a folder."""
+    """A reconstruction as it lies in a folder, or as it would."""
 
     inputs: Float[Tensor, "n d"]
     norms_identifiable: bool
@@ -44,70 +54,120 @@ class Record:
     image_shape: tuple[int, int, int] | None
     """Channels, height, width, where the victim says so."""
     facts: dict[str, Any] = field(repr=False)
+    """The content of `reconstruct.json`."""
+    extra: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    """Further tensors of a fresh reconstruction: coefficients and predictions."""
 
 
-def write_reconstruction(
-    folder: Path, found: Reconstruction, victim: Victim, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Write both files at once; returns what went into `reconstruct.json`."""
-    tensors = {
-        "inputs": found.inputs,
-        "coefficients": found.coefficients,
-        "predictions": found.predictions,
-        "trace": found.trace,
-    }
-    if found.confidence is not None:
-        tensors["confidence"] = found.confidence
-    if found.singular_values is not None:
-        tensors["singular_values"] = found.singular_values
-    content = {
+def record_of(
+    found: Reconstruction,
+    victim: Victim,
+    *,
+    attack: Attack | None = None,
+    options: Mapping[str, Any] | None = None,
+    files: Sequence[Path | str] = (),
+) -> Record:
+    """What is written of a reconstruction.
+
+    `attack` and `options` are what a person asked for, `files` the checkpoints it was asked of, which are hashed.
+    """
+    described = {} if attack is None else attack_words(attack)
+    facts: dict[str, Any] = {
+        "schema": SCHEMA,
         "victim": victim.describe(),
         "input_shape": victim.input_shape,
-        "options": dict(options),
+        "options": {**dict(options or {}), **described},
+        "tuning": asdict(attack.tuning) if isinstance(attack, Exact) else None,
+        "files": [{"path": str(path), "sha256": file_hash(Path(path))} for path in files],
         "status": found.status.name.lower(),
         "message": found.status.value,
         "loss": finite(found.loss),
         "n": len(found.inputs),
+        "n_source": found.n_source,
+        "n_clear": found.n_clear,
+        "signs_settled": found.signs_settled,
+        "withheld": [asdict(withheld) for withheld in found.withheld],
         "rank": found.rank,
         "equations": found.equations,
         "unknowns": found.unknowns,
         "step_size": found.step_size,
-        "span": found.span,
+        "span": found.objective,
         "resumed_at": found.resumed_at,
         "norms_identifiable": found.norms_identifiable,
         "confidence": None if found.confidence is None else found.confidence.tolist(),
         "notes": list(found.notes),
         "stages": [{**asdict(stage), "loss": finite(stage.loss)} for stage in found.stages],
+        "details": dict(found.details),
         "versions": versions(),
     }
+    trace = torch.zeros(0, dtype=torch.float64) if found.trace is None else found.trace
+    extra = {"coefficients": found.coefficients, "predictions": found.predictions}
+    return Record(
+        inputs=found.inputs.cpu().double(),
+        norms_identifiable=found.norms_identifiable,
+        trace=trace,
+        singular_values=found.singular_values,
+        confidence=found.confidence,
+        image_shape=_image_shape(list(victim.input_shape or ()), found.inputs.shape[1]),
+        facts=facts,
+        extra={name: tensor for name, tensor in extra.items() if tensor is not None},
+    )
+
+
+def write_record(folder: Path, record: Record) -> dict[str, Any]:
+    """Write both files at once; returns what went into `reconstruct.json`."""
+    tensors = {"inputs": record.inputs, "trace": record.trace, **record.extra}
+    if record.confidence is not None:
+        tensors["confidence"] = record.confidence
+    if record.singular_values is not None:
+        tensors["singular_values"] = record.singular_values
     packed = tensor_bytes(tensors)
-    content["sha256"] = hashlib.sha256(packed).hexdigest()
+    content = {**record.facts, "sha256": hashlib.sha256(packed).hexdigest()}
     write_files({folder / TENSORS: packed, folder / FACTS: json_bytes(content)})
     return content
 
 
-def read_reconstruction(folder: Path) -> Record:
+def file_hash(path: Path) -> str | None:
+    """The SHA-256 of a file; None where there is none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_record(folder: Path) -> Record:
+    """A reconstruction from its folder."""
     facts = read_json(folder / FACTS)
     if not _well_formed(facts):
-        raise FileError(f"expected the facts of a reconstruction in {folder / FACTS}, got others; reconstruct again")
+        raise FileError(
+            f"expected the facts of a reconstruction in {folder / FACTS}, got others; reconstruct again"
+        )
     tensors, _ = read_tensors(folder / TENSORS)
-    if facts.get("sha256") != hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest():
+    if facts.get("sha256") != file_hash(folder / TENSORS):
         raise FileError(
             f"expected {TENSORS} and {FACTS} of one run in {folder}, got two that do not belong together; "
             "reconstruct again"
         )
-    inputs, trace = tensors.get("inputs", torch.zeros(0)), tensors.get("trace", torch.zeros(0, dtype=torch.float64))
+    inputs = tensors.get("inputs", torch.zeros(0))
+    trace = tensors.get("trace", torch.zeros(0, dtype=torch.float64))
     sure = tensors.get("confidence")
-    curves = [tensor for tensor in (trace, sure, tensors.get("singular_values")) if tensor is not None]
+    curves = [
+        tensor for tensor in (trace, sure, tensors.get("singular_values")) if tensor is not None
+    ]
     plain = all(tensor.dtype == torch.float64 for tensor in (inputs, *curves))
-    shaped = inputs.dim() == 2 and inputs.numel() > 0 and all(tensor.dim() == 1 for tensor in curves)
-    finite_ones = (inputs, *(tensor for tensor in curves if tensor is not trace))  # a failed step leaves NaN there
+    shaped = (
+        inputs.dim() == 2 and inputs.numel() > 0 and all(tensor.dim() == 1 for tensor in curves)
+    )
+    # A failed step leaves NaN in the trace.
+    finite_ones = (inputs, *(tensor for tensor in curves if tensor is not trace))
     if (
         not (plain and shaped)
         or not all(bool(torch.isfinite(tensor).all()) for tensor in finite_ones)
         or float(inputs.abs().max()) > 1e150
     ):
-        raise FileError(f"expected finite `inputs` n×d in {folder / TENSORS}, got none; reconstruct again")
+        raise FileError(
+            f"expected finite `inputs` n×d in {folder / TENSORS}, got none; reconstruct again"
+        )
     return Record(
         inputs=inputs,
         norms_identifiable=facts.get("norms_identifiable") is True,
@@ -120,7 +180,11 @@ def read_reconstruction(folder: Path) -> Record:
 
 
 def _image_shape(shape: Any, d: int) -> tuple[int, int, int] | None:
-    if not isinstance(shape, list) or len(shape) != 3 or not all(isinstance(size, int) for size in shape):
+    if (
+        not isinstance(shape, list)
+        or len(shape) != 3
+        or not all(isinstance(size, int) for size in shape)
+    ):
         return None
     channels, height, width = shape
     fits = channels in (1, 3) and height > 0 and width > 0 and channels * height * width == d
@@ -135,7 +199,7 @@ def _well_formed(facts: Mapping[str, Any]) -> bool:
         return isinstance(value, (int, float)) and abs(value) < 1e300
 
     return (
-        isinstance(facts.get("rank"), int)
+        isinstance(facts.get("rank"), int | None)
         and (facts.get("loss") is None or number(facts.get("loss")))
         and all(isinstance(facts.get(name, {}), dict) for name in ("options", "versions"))
         and isinstance(facts.get("notes", []), list)
@@ -150,18 +214,25 @@ def _well_formed(facts: Mapping[str, Any]) -> bool:
     )
 
 
-class FileCheckpoint:
+class ResumeFile:
     """A run in `resume.safetensors`. A file that is damaged or of another computation is ignored and replaced."""
 
     def __init__(self, folder: Path, *, resume: bool = True) -> None:
-        self._path = folder / CHECKPOINT
+        self._path = folder / RESUME
         self._resume = resume
 
-    def load(self, fingerprint: str) -> Saved | None:
+    def load(self, fingerprint: str) -> SavedRun | None:
+        """What was saved under this fingerprint; None if there is nothing that can be used."""
         if not self._resume or not self._path.is_file():
             return None
         with contextlib.suppress(
-            FileError, KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError
+            FileError,
+            KeyError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
         ):
             tensors, metadata = read_tensors(self._path)
             facts = json.loads(metadata["run"])
@@ -171,14 +242,15 @@ class FileCheckpoint:
                 Outcome(
                     tensors[f"outcome.{k}.Z"],
                     trace=tensors[f"outcome.{k}.trace"],
-                    **{**told, "status": Status[told["status"]]},
+                    **{**kept, "status": Status[kept["status"]]},
                 )
-                for k, told in enumerate(facts["outcomes"])
+                for k, kept in enumerate(facts["outcomes"])
             )
-            return Saved(outcomes, Run.of(tensors), float(facts["seconds"]))
+            return SavedRun(outcomes, Run.of(tensors), float(facts["seconds"]))
         return None
 
-    def save(self, fingerprint: str, saved: Saved) -> None:
+    def save(self, fingerprint: str, saved: SavedRun) -> None:
+        """Keep this, in place of what was there."""
         tensors = saved.run.tensors()
         for k, outcome in enumerate(saved.outcomes):
             tensors |= {f"outcome.{k}.Z": outcome.Z, f"outcome.{k}.trace": outcome.trace}
@@ -187,7 +259,10 @@ class FileCheckpoint:
             "seconds": saved.seconds,
             "outcomes": [
                 {
-                    **{name: getattr(outcome, name) for name in ("loss", "iterations", "seconds", "jitter")},
+                    **{
+                        name: getattr(outcome, name)
+                        for name in ("loss", "iterations", "seconds", "jitter")
+                    },
                     "status": outcome.status.name,
                 }
                 for outcome in saved.outcomes
@@ -197,6 +272,7 @@ class FileCheckpoint:
 
 
 def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that results depend on."""
     found = {"python": platform.python_version()}
     for package in ("recollect", "torch", "numpy", "scipy"):
         with contextlib.suppress(PackageNotFoundError):

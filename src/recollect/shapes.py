@@ -16,10 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Theta = Mapping[str, Tensor]
 """Parameters by name: θ0, θf, or Δθ."""
 
-__all__ = ["Bool", "Float", "Int", "Tensor", "Theta"]
+__all__ = ["Bool", "Float", "Int", "Tensor", "Theta", "cast"]
+
+
+def cast(theta: Theta, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """θ on the device, its floating-point tensors in this precision."""
+    return {
+        name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in theta.items()
+    }

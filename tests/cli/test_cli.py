@@ -82,9 +82,13 @@ def test_the_whole_way(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         assert answer["status"] in ("iterations", "stationary", "signs")
         assert (answer["confidence"] is None) == ("gd" in extra)
     scored = call(capsys, "evaluate", out, "--truth", run / "truth.safetensors")
-    assert {"rho", "rho_up_to_sign", "errors", "recovered", "chance", "missed", "spurious"} <= set(scored)
+    assert {"rho", "rho_up_to_sign", "errors", "recovered", "chance", "missed", "spurious"} <= set(
+        scored
+    )
     assert len(scored["errors"]) == 6
-    assert call(capsys, "report", out, "--truth", run / "truth.safetensors")["report"].endswith("report.html")
+    assert call(capsys, "report", out, "--truth", run / "truth.safetensors")["report"].endswith(
+        "report.html"
+    )
     assert call(capsys, "report", out)
     found = load_file(out / "reconstruction.safetensors")
     assert found["inputs"].shape == (6, 8)
@@ -96,7 +100,12 @@ def test_people_get_words(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert "equations" in shown
     assert "rank" in shown
-    assert main(["reconstruct", str(run), "--n", "6", "--iterations", "5", "--out", str(tmp_path / "f")]) == 0
+    assert (
+        main(
+            ["reconstruct", str(run), "--n", "6", "--iterations", "5", "--out", str(tmp_path / "f")]
+        )
+        == 0
+    )
     assert main(["evaluate", str(tmp_path / "f"), "--truth", str(run / "truth.safetensors")]) == 0
     shown = capsys.readouterr().out
     assert "chance" in shown
@@ -113,13 +122,25 @@ def test_people_get_words(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         ["--learning-rate", "0.01"],
     ],
 )
-def test_every_kind_of_victim(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_of_victim(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = call(capsys, "train", "--dataset", "synthetic", *TRAIN, "--out", tmp_path, *options)
     assert made["mse"] <= 1e-4
     looked = call(capsys, "inspect", tmp_path)
     assert looked["norms_identifiable"] == ("--bias" in options)
     found = call(
-        capsys, "reconstruct", tmp_path, "--n", 6, "--space", "full", "--iterations", 3, "--out", tmp_path / "f"
+        capsys,
+        "reconstruct",
+        tmp_path,
+        "--n",
+        6,
+        "--space",
+        "full",
+        "--iterations",
+        3,
+        "--out",
+        tmp_path / "f",
     )
     assert found["norms_identifiable"] == ("--bias" in options)
 
@@ -134,8 +155,22 @@ def test_the_attack_reads_the_two_checkpoints_and_nothing_else(run: Path, tmp_pa
             for file in hidden:
                 (folder / file).unlink()
                 os.mkfifo(folder / file)
-        arguments = ["reconstruct", str(folder), "--n", "6", "--iterations", "30", "--out", str(folder / "out")]
-        subprocess.run([sys.executable, "-m", "recollect", *arguments], capture_output=True, check=True, timeout=120)
+        arguments = [
+            "reconstruct",
+            str(folder),
+            "--n",
+            "6",
+            "--iterations",
+            "30",
+            "--out",
+            str(folder / "out"),
+        ]
+        subprocess.run(
+            [sys.executable, "-m", "recollect", *arguments],
+            capture_output=True,
+            check=True,
+            timeout=120,
+        )
         outputs.append((folder / "out" / "reconstruction.safetensors").read_bytes())
     assert outputs[0] == outputs[1]
     reader = [sys.executable, "-c", f"open({str(tmp_path / 'without' / hidden[0])!r}).read()"]
@@ -154,8 +189,13 @@ def test_bad_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 
     weights = load_file(trained)
     save_file({**weights, "layers.0.weight": torch.ones(7, 8)}, tmp_path / "other.safetensors")
-    assert "layers.0.weight [120, 8] before and [7, 8] after" in attack(init, tmp_path / "other.safetensors")
-    save_file({**weights, "layers.0.weight": weights["layers.0.weight"] * torch.nan}, tmp_path / "nan.safetensors")
+    assert "layers.0.weight [120, 8] before and [7, 8] after" in attack(
+        init, tmp_path / "other.safetensors"
+    )
+    save_file(
+        {**weights, "layers.0.weight": weights["layers.0.weight"] * torch.nan},
+        tmp_path / "nan.safetensors",
+    )
     assert "NaN" in attack(init, tmp_path / "nan.safetensors")
     whole = trained.read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(whole[:-5])
@@ -178,34 +218,97 @@ def test_bad_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["reconstruct", "RUN", "--n", "many", "--out", "OUT"], "--n"),
         (["reconstruct", "RUN", "--n", "0", "--out", "OUT"], "--n"),
         (["reconstruct", "RUN", "--n", "10.7", "--out", "OUT"], "10.7"),
-        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--solver", "gd", "--step", "nan"], "--step"),
+        (
+            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--solver", "gd", "--step", "nan"],
+            "--step",
+        ),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--step", "20"], "--solver gd"),
         (["reconstruct", "RUN", "--n", "auto", "--out", "OUT", "--solver", "gd"], "--n"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--gram", "cg"], "--gram"),
         (["reconstruct", "RUN", "--n", "auto", "--out", "OUT", "--parameters", "all"], "--n"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--dtype", "float32"], "float64"),
         (
-            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--solver", "gd", "--endpoints", "both", "--gram", "cg"],
+            [
+                "reconstruct",
+                "RUN",
+                "--n",
+                "3",
+                "--out",
+                "OUT",
+                "--solver",
+                "gd",
+                "--endpoints",
+                "both",
+                "--gram",
+                "cg",
+            ],
             "--endpoints",
         ),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--iterations", "-4"], "--iterations"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--rank", "99"], "--rank"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--norm", "0"], "--norm"),
-        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--parameters", "first"], "layers.0.weight"),
-        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--basis", "RUN/truth.safetensors"], "U (d×r)"),
         (
-            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--basis", "RUN/basis.safetensors", "--rank", "2"],
+            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--parameters", "first"],
+            "layers.0.weight",
+        ),
+        (
+            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--basis", "RUN/truth.safetensors"],
+            "U (d×r)",
+        ),
+        (
+            [
+                "reconstruct",
+                "RUN",
+                "--n",
+                "3",
+                "--out",
+                "OUT",
+                "--basis",
+                "RUN/basis.safetensors",
+                "--rank",
+                "2",
+            ],
             "--basis",
         ),
-        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--space", "full", "--rank", "2"], "--rank"),
+        (
+            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--space", "full", "--rank", "2"],
+            "--rank",
+        ),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--seed", "-1"], "--seed"),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--activation", "swish"], "relu"),
         (["reconstruct", "RUN", "--n", "3"], "--out"),
         (["train", "--dataset", "nowhere", "--n", "3", "--width", "9", "--out", "OUT"], "nowhere"),
         (["train", "--dataset", "synthetic", "--n", "3", "--width", "-9", "--out", "OUT"], "width"),
-        (["train", "--dataset", "synthetic", "--n", "3", "--width", "9", "--depth", "1", "--out", "OUT"], "--depth"),
         (
-            ["train", "--dataset", "synthetic", "--n", "3", "--width", "9", "--learning-rate", "-1", "--out", "OUT"],
+            [
+                "train",
+                "--dataset",
+                "synthetic",
+                "--n",
+                "3",
+                "--width",
+                "9",
+                "--depth",
+                "1",
+                "--out",
+                "OUT",
+            ],
+            "--depth",
+        ),
+        (
+            [
+                "train",
+                "--dataset",
+                "synthetic",
+                "--n",
+                "3",
+                "--width",
+                "9",
+                "--learning-rate",
+                "-1",
+                "--out",
+                "OUT",
+            ],
             "--learning-rate",
         ),
         (
@@ -226,7 +329,22 @@ def test_bad_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
             ],
             "--tolerance",
         ),
-        (["train", "--dataset", "synthetic", "--n", "3", "--width", "9", "--activation", "x", "--out", "OUT"], "relu"),
+        (
+            [
+                "train",
+                "--dataset",
+                "synthetic",
+                "--n",
+                "3",
+                "--width",
+                "9",
+                "--activation",
+                "x",
+                "--out",
+                "OUT",
+            ],
+            "relu",
+        ),
         (["evaluate", "OUT", "--truth", "RUN/truth.safetensors"], "reconstruct.json"),
         (["report", "OUT"], "reconstruct.json"),
         (["inspect"], "two checkpoints"),
@@ -242,7 +360,9 @@ def test_bad_usage(
     assert not out.exists()
 
 
-def test_runs_that_fail_exit_with_1_and_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_fail_exit_with_1_and_write_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     base = ["train", "--dataset", "synthetic", *TRAIN, "--out", str(out)]
     assert "--max-steps" in fails(capsys, 1, *base, "--max-steps", 10)
@@ -250,10 +370,25 @@ def test_runs_that_fail_exit_with_1_and_write_nothing(tmp_path: Path, capsys: py
     assert not out.exists()
 
 
-def test_too_few_equations_is_a_warning(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_equations_is_a_warning(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert (
-        main(["reconstruct", str(run), "--n", "60", "--space", "full", "--iterations", "2", "--out", str(tmp_path)])
+        main(
+            [
+                "reconstruct",
+                str(run),
+                "--n",
+                "60",
+                "--space",
+                "full",
+                "--iterations",
+                "2",
+                "--out",
+                str(tmp_path),
+            ]
+        )
         == 0
     )
     assert "recollect: warning: 120 equations for 480 unknowns" in capsys.readouterr().err
@@ -273,23 +408,42 @@ def test_ctrl_c_keeps_the_best_and_running_again_resumes(run: Path, tmp_path: Pa
         "GradientDescent.step = counted\n"
         "sys.exit(main(sys.argv[2:]))"
     )
-    arguments = ["reconstruct", str(run), "--n", "6", "--solver", "gd", "--iterations", "400", "--json", "--out"]
+    arguments = [
+        "reconstruct",
+        str(run),
+        "--n",
+        "6",
+        "--solver",
+        "gd",
+        "--iterations",
+        "400",
+        "--json",
+        "--out",
+    ]
     for kind in ("SIGINT", "SIGTERM"):
         out = str(tmp_path / kind)
         stopped = subprocess.run(
-            [sys.executable, "-c", cut_short, kind, *arguments, out], capture_output=True, text=True, check=False
+            [sys.executable, "-c", cut_short, kind, *arguments, out],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert stopped.returncode == 130, stopped.stderr
         answer = json.loads(stopped.stdout)
         assert answer["status"] == "interrupted"
         assert answer["stages"][0]["iterations"] == 136
         again = subprocess.run(
-            [sys.executable, "-m", "recollect", *arguments, out], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "recollect", *arguments, out],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert "went on from iteration 136" in again.stderr
         assert json.loads(again.stdout)["status"] == "iterations"
     subprocess.run(
-        [sys.executable, "-m", "recollect", *arguments, str(tmp_path / "straight")], capture_output=True, check=True
+        [sys.executable, "-m", "recollect", *arguments, str(tmp_path / "straight")],
+        capture_output=True,
+        check=True,
     )
     straight = load_file(tmp_path / "straight" / "reconstruction.safetensors")
     for kind in ("SIGINT", "SIGTERM"):
@@ -297,7 +451,9 @@ def test_ctrl_c_keeps_the_best_and_running_again_resumes(run: Path, tmp_path: Pa
         assert all(torch.equal(cut[name], straight[name]) for name in straight)
 
 
-def test_a_run_that_diverges_says_so(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_diverges_says_so(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for iterations in (20, 200):
         capsys.readouterr()
         out = tmp_path / str(iterations)
@@ -324,21 +480,34 @@ def test_a_run_that_diverges_says_so(run: Path, tmp_path: Path, capsys: pytest.C
         assert torch.isfinite(load_file(out / "reconstruction.safetensors")["inputs"]).all()
 
 
-def test_inputs_are_never_overwritten(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inputs_are_never_overwritten(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     init, trained = tmp_path / "init.safetensors", tmp_path / "resume.safetensors"
     shutil.copy(run / "init.safetensors", init)
     shutil.copy(run / "trained.safetensors", trained)
     before = trained.read_bytes()
-    assert "--out elsewhere" in fails(capsys, 2, "reconstruct", init, trained, "--n", 3, "--out", tmp_path)
+    assert "--out elsewhere" in fails(
+        capsys, 2, "reconstruct", init, trained, "--n", 3, "--out", tmp_path
+    )
     assert trained.read_bytes() == before
 
 
-def test_checkpoints_of_two_runs_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--dataset", "synthetic", *TRAIN, "--seed", "1", "--out", str(tmp_path)]) == 0
-    assert "one training run" in fails(capsys, 2, "inspect", run / "init.safetensors", tmp_path / "trained.safetensors")
+def test_checkpoints_of_two_runs_are_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["train", "--dataset", "synthetic", *TRAIN, "--seed", "1", "--out", str(tmp_path)])
+        == 0
+    )
+    assert "one training run" in fails(
+        capsys, 2, "inspect", run / "init.safetensors", tmp_path / "trained.safetensors"
+    )
 
 
-def test_names_are_shown_and_not_obeyed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_shown_and_not_obeyed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for file in ("init", "trained"):
         weights = load_file(run / f"{file}.safetensors")
         save_file(
@@ -348,14 +517,26 @@ def test_names_are_shown_and_not_obeyed(run: Path, tmp_path: Path, capsys: pytes
     assert main(["inspect", str(tmp_path)]) == 0
     assert "[/x][red]layers" in capsys.readouterr().out
     for name in ("a\nb.weight", "\x1b[2J.weight", "9" * 5000 + ".weight"):
-        save_file({name: torch.ones(3, 2), "1.weight": torch.ones(2, 3)}, tmp_path / "bad.safetensors")
-        assert "readable" in fails(capsys, 2, "inspect", tmp_path / "bad.safetensors", tmp_path / "bad.safetensors")
+        save_file(
+            {name: torch.ones(3, 2), "1.weight": torch.ones(2, 3)}, tmp_path / "bad.safetensors"
+        )
+        assert "readable" in fails(
+            capsys, 2, "inspect", tmp_path / "bad.safetensors", tmp_path / "bad.safetensors"
+        )
 
 
 @pytest.mark.parametrize(
-    "option", [["--n", "1e20"], ["--iterations", "100000000000000000000"], ["--out", "x" * 400], ["--basis", "y" * 400]]
+    "option",
+    [
+        ["--n", "1e20"],
+        ["--iterations", "100000000000000000000"],
+        ["--out", "x" * 400],
+        ["--basis", "y" * 400],
+    ],
 )
-def test_enormous_values(option: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_enormous_values(
+    option: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = {"--n": "3", "--out": str(tmp_path / "o"), option[0]: option[1]}
     fails(capsys, 2, "reconstruct", run, *[word for pair in arguments.items() for word in pair])
 
@@ -372,17 +553,35 @@ def test_a_terminal_without_greek(run: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_an_error_is_one_line_whatever_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fails(capsys, 2, "train", "--dataset", "a\nb\x1b[2J.npz", "--n", 3, "--width", 9, "--out", tmp_path / "out")
+def test_an_error_is_one_line_whatever_is_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails(
+        capsys,
+        2,
+        "train",
+        "--dataset",
+        "a\nb\x1b[2J.npz",
+        "--n",
+        3,
+        "--width",
+        9,
+        "--out",
+        tmp_path / "out",
+    )
 
 
-def test_the_disk_is_asked_before_the_work(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_disk_is_asked_before_the_work(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     for command in (["reconstruct", run, "--n", 6], ["train", "--dataset", "synthetic", *TRAIN]):
         assert "--out" in fails(capsys, 2, *command, "--out", tmp_path / "file")
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "inspect", "reconstruct", "evaluate", "report"])
+@pytest.mark.parametrize(
+    "command", ["demo", "train", "inspect", "reconstruct", "evaluate", "report"]
+)
 def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     shown = capsys.readouterr().out
@@ -403,7 +602,9 @@ number = lambda: 7
 """
 
 
-def test_any_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_model_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.py").write_text(FACTORY)
     (tmp_path / "torn.py").write_text("def make(:")
     monkeypatch.chdir(tmp_path)
@@ -414,7 +615,18 @@ def test_any_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     save_file({name: value + 0.01 for name, value in before.items()}, tmp_path / "b.safetensors")
     given = ["a.safetensors", "b.safetensors", "--model", "mine:make", "--input-shape", "1,4,4"]
     assert call(capsys, "inspect", *given)["rank"] == 16
-    reconstruct = ["reconstruct", *given, "--n", 1, "--space", "full", "--parameters", "all", "--iterations", 3]
+    reconstruct = [
+        "reconstruct",
+        *given,
+        "--n",
+        1,
+        "--space",
+        "full",
+        "--parameters",
+        "all",
+        "--iterations",
+        3,
+    ]
     answer = call(capsys, *reconstruct, "--out", tmp_path / "found")
     assert answer["loss"] >= 0
     assert load_file(tmp_path / "found" / "reconstruction.safetensors")["inputs"].shape == (1, 16)

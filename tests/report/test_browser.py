@@ -22,29 +22,37 @@ from cases import perturbed
 from PIL import Image
 from test_report import FACTS, record
 
-from recollect.audit import ANSWERS, Attempt, Audit, NullRun, Setting, Verdict
-from recollect.data import load_dataset
-from recollect.history import History
-from recollect.inspection import inspect
-from recollect.match import Matching
-from recollect.metrics import Score, evaluate
-from recollect.options import Projection
+from recollect.attacks.options import Projection
+from recollect.attacks.result import Reconstruction
+from recollect.auditing.run import Attempt, Audit, NullRun, Setting
+from recollect.auditing.verdict import ANSWERS, Verdict
+from recollect.examine.findings import Finding, Severity
+from recollect.examine.history import History
+from recollect.examine.inspection import inspect
 from recollect.records import Record
-from recollect.report import render, render_audit
-from recollect.report.html import SHOWN
-from recollect.result import Reconstruction
+from recollect.report.audit import render_audit
+from recollect.report.html import SHOWN, render
 from recollect.shapes import Tensor
-from recollect.solve import Status
-from recollect.truth import Truth
-from recollect.victim import mlp
-from recollect.victim.validate import Finding, Severity
+from recollect.solve.loop import Status
+from recollect.truth.data.load import load_dataset
+from recollect.truth.files import Truth
+from recollect.truth.match import Matching
+from recollect.truth.metrics import Score, evaluate
+from recollect.victim.mlp import mlp
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine; install Debian's chromium")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="no Chromium on this machine; install Debian's chromium"
+)
 
 SIZES = {"phone": (390, 664), "desktop": (1280, 800), "paper": (718, 1016)}
 """Width and height in CSS pixels: a phone below its address bar, a window, A4 within Chromium's margins."""
-SCHEMES = {"light": "--blink-settings=preferredColorScheme=1", "dark": "--blink-settings=preferredColorScheme=0"}
+SCHEMES = {
+    "light": "--blink-settings=preferredColorScheme=1",
+    "dark": "--blink-settings=preferredColorScheme=0",
+}
 """They set prefers-color-scheme and invert nothing; both are tested below."""
 SMALLEST = 11.0
 MANY = 5000
@@ -193,10 +201,20 @@ addEventListener("load", () => {
 def browse(folder: Path, address: Path, *options: str) -> str:
     """Start Chromium once; what it prints."""
     assert BROWSER is not None
-    always = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+    always = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+    ]
     mine = ["--allow-file-access-from-files", f"--user-data-dir={folder / 'profile'}"]
     done = subprocess.run(
-        [BROWSER, *always, *mine, *options, address.as_uri()], capture_output=True, text=True, timeout=120, check=True
+        [BROWSER, *always, *mine, *options, address.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     return done.stdout
 
@@ -227,8 +245,14 @@ class Shown:
         look = "<style>:root { color-scheme: light dark } iframe { border: 0 }</style>"
         script = f"<script>const SMALLEST = {SMALLEST};{MEASURE}</script>"
         wrapper = self.folder / f"{scheme}.html"
-        wrapper.write_text(f"<!doctype html><meta charset=utf-8>{look}{script}<body>{frames}", encoding="utf-8")
-        answer = re.search(r"<body>(.*)</body>", browse(self.folder, wrapper, SCHEMES[scheme], "--dump-dom"), re.DOTALL)
+        wrapper.write_text(
+            f"<!doctype html><meta charset=utf-8>{look}{script}<body>{frames}", encoding="utf-8"
+        )
+        answer = re.search(
+            r"<body>(.*)</body>",
+            browse(self.folder, wrapper, SCHEMES[scheme], "--dump-dom"),
+            re.DOTALL,
+        )
         assert answer is not None
         measured: dict[str, dict[str, Any]] = json.loads(html.unescape(answer[1]))
         return measured
@@ -242,7 +266,12 @@ LIMITS = (
         "weights are known to 3 digits, and their change to fewer",
         "if the weights were trained in float32, audit those too: they tell more",
     ),
-    Finding(Severity.LIMITS, f"some layers have no rule here ({LONG})", f"gradients of {LONG}", f"see {LONG}"),
+    Finding(
+        Severity.LIMITS,
+        f"some layers have no rule here ({LONG})",
+        f"gradients of {LONG}",
+        f"see {LONG}",
+    ),
 )
 STOPS = tuple(replace(finding, severity=Severity.STOPS) for finding in LIMITS)
 
@@ -271,8 +300,15 @@ def audited(inputs: Tensor, sure: Tensor, said: str = "") -> Audit:
     victim = perturbed(mlp(6, 40, 1, depth=3), 0)
     setting = Setting(f"last layer, n = rank of ΔW1{said}", victim, Projection(), len(inputs), 0)
     best = Attempt(setting, found, 12.0, found.status.value)
-    failed = Attempt(replace(setting, name="all layers, n given"), None, 3.0, f"expected less, got {LONG}{said}")
-    long = Attempt(replace(setting, name="last layer, n = 12, random start 2"), found, 4e3, Status.ITERATIONS.value)
+    failed = Attempt(
+        replace(setting, name="all layers, n given"), None, 3.0, f"expected less, got {LONG}{said}"
+    )
+    long = Attempt(
+        replace(setting, name="last layer, n = 12, random start 2"),
+        found,
+        4e3,
+        Status.ITERATIONS.value,
+    )
     looked = inspect(victim)
     looked = replace(
         looked,
@@ -286,7 +322,11 @@ def audited(inputs: Tensor, sure: Tensor, said: str = "") -> Audit:
 def subject(said: str = "") -> dict[str, Any]:
     """What a report says was audited."""
     files = [{"name": f"{said}{LONG}.pt", "sha256": "0123456789abcdef" * 4}]
-    return {"date": "2026-01-31", "files": files, "options": {"n": "auto", "model": f"{LONG}{said}", "memory": None}}
+    return {
+        "date": "2026-01-31",
+        "files": files,
+        "options": {"n": "auto", "model": f"{LONG}{said}", "memory": None},
+    }
 
 
 def drawn(n: int, d: int) -> Tensor:
@@ -295,14 +335,22 @@ def drawn(n: int, d: int) -> Tensor:
 
 def many() -> tuple[Audit, Record, Truth, Score]:
     """Noise for photographs: nothing compresses worse."""
-    X, errors, index = drawn(MANY, 3 * 32 * 32), torch.linspace(0.01, 1.3, MANY).double(), torch.arange(MANY)
+    X, errors, index = (
+        drawn(MANY, 3 * 32 * 32),
+        torch.linspace(0.01, 1.3, MANY).double(),
+        torch.arange(MANY),
+    )
     matching = Matching(index, index, errors)
     chance = {"span": 1.1, "span_recovered": 0.0}
     share = float((errors < 0.1).double().mean())
     score = Score(0.6, 0.6, 0.6, errors, errors, errors, errors, matching, share, 0, 0, chance)
     sure = errors.flip(0).clamp(max=1)
-    long = torch.logspace(0, -9, 20_000) * (1 + 0.5 * torch.rand(20_000, generator=torch.Generator().manual_seed(0)))
-    found = replace(record(X), confidence=sure, trace=long, singular_values=torch.logspace(0, -9, 3000).double())
+    long = torch.logspace(0, -9, 20_000) * (
+        1 + 0.5 * torch.rand(20_000, generator=torch.Generator().manual_seed(0))
+    )
+    found = replace(
+        record(X), confidence=sure, trace=long, singular_values=torch.logspace(0, -9, 3000).double()
+    )
     return audited(X, sure), found, Truth(X, X.norm(dim=1), None), score
 
 
@@ -316,13 +364,25 @@ def made_up() -> dict[str, str]:
     score = evaluate(found, truth.inputs)
     done = audited(X, sure)
     points = drawn(5, 7)
-    near = Truth(points + 0.1, points.norm(dim=1), None)  # errors of one size: an axis without a power of ten
-    short = replace(record(points), trace=torch.tensor([0.5, 0.4]), singular_values=torch.zeros(3).double())
+    near = Truth(
+        points + 0.1, points.norm(dim=1), None
+    )  # errors of one size: an axis without a power of ten
+    short = replace(
+        record(points), trace=torch.tensor([0.5, 0.4]), singular_values=torch.zeros(3).double()
+    )
     said = " ".join(HOSTILE)
     attacked = tuple(
-        Finding(severity, said, said, said) for severity in (Severity.LIMITS, Severity.STOPS) for said in HOSTILE
+        Finding(severity, said, said, said)
+        for severity in (Severity.LIMITS, Severity.STOPS)
+        for said in HOSTILE
     )
-    told = {"victim": said, "message": said, "notes": list(HOSTILE), "options": {said: said}, "versions": {said: said}}
+    told = {
+        "victim": said,
+        "message": said,
+        "notes": list(HOSTILE),
+        "options": {said: said},
+        "versions": {said: said},
+    }
     stage = {"name": said, "loss": None, "iterations": 5, "seconds": 0.1}
     poisoned = replace(found, facts={**FACTS, **told, "stages": [stage]})
     crowd, crowded, all_true, all_scored = many()
@@ -330,14 +390,19 @@ def made_up() -> dict[str, str]:
         "audit": render_audit(done, LIMITS, Verdict.PARTLY, found, subject=subject()),
         "audit-scored": render_audit(done, LIMITS, Verdict.EXPOSED, found, truth, score),
         "audit-points": render_audit(
-            audited(points, sure[:5]), (), Verdict.NOT_FOUND, replace(record(points), confidence=sure[:5])
+            audited(points, sure[:5]),
+            (),
+            Verdict.NOT_FOUND,
+            replace(record(points), confidence=sure[:5]),
         ),
         "audit-stopped": render_audit(None, STOPS, Verdict.UNKNOWN),
         "audit-hostile": render_audit(
             audited(X, sure, said), attacked, Verdict.PARTLY, poisoned, truth, score, subject(said)
         ),
         "audit-many": render_audit(crowd, LIMITS, Verdict.PARTLY, crowded),
-        "audit-many-scored": render_audit(crowd, LIMITS, Verdict.PARTLY, crowded, all_true, all_scored),
+        "audit-many-scored": render_audit(
+            crowd, LIMITS, Verdict.PARTLY, crowded, all_true, all_scored
+        ),
         "report": render(found, truth, score),
         "report-alone": render(replace(found, singular_values=None), None, None),
         "report-points": render(short, near, evaluate(short, near.inputs)),
@@ -347,7 +412,15 @@ def made_up() -> dict[str, str]:
 
 
 PAGES = (
-    *("audit", "audit-scored", "audit-points", "audit-stopped", "audit-hostile", "audit-many", "audit-many-scored"),
+    *(
+        "audit",
+        "audit-scored",
+        "audit-points",
+        "audit-stopped",
+        "audit-hostile",
+        "audit-many",
+        "audit-many-scored",
+    ),
     *("report", "report-alone", "report-points", "report-hostile", "report-many"),
 )
 LEFT_OUT = {(page, "dark") for page in PAGES if "many" in page}
@@ -372,7 +445,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
 
 each_page = pytest.mark.parametrize("page", PAGES)
 each_look = pytest.mark.parametrize(
-    ("scheme", "page"), [(scheme, page) for scheme in SCHEMES for page in PAGES if (page, scheme) not in LEFT_OUT]
+    ("scheme", "page"),
+    [(scheme, page) for scheme in SCHEMES for page in PAGES if (page, scheme) not in LEFT_OUT],
 )
 
 
@@ -429,11 +503,16 @@ def test_what_a_screen_reader_and_a_keyboard_need(shown: Shown, page: str) -> No
     assert found["title"].startswith("Recollect")
     assert found["headings"][0] == 1
     assert found["headings"].count(1) == 1
-    assert all(below <= above + 1 for above, below in zip(found["headings"], found["headings"][1:], strict=False))
+    assert all(
+        below <= above + 1
+        for above, below in zip(found["headings"], found["headings"][1:], strict=False)
+    )
     assert found["nameless"] == []
     assert found["silent"] == []
     assert found["unreachable"] == []
-    assert (found["scrollers"] > 0) == (page.startswith("audit") and page != "audit-stopped")  # the table of attempts
+    assert (found["scrollers"] > 0) == (
+        page.startswith("audit") and page != "audit-stopped"
+    )  # the table of attempts
     assert (found["pictures"] > 0) == (page != "audit-stopped")
 
 
@@ -441,7 +520,9 @@ def test_what_a_screen_reader_and_a_keyboard_need(shown: Shown, page: str) -> No
 def test_nothing_is_fetched_and_nothing_runs(shown: Shown, page: str) -> None:
     found = shown.at("light", page, "desktop")
     assert found["requests"] == []
-    assert [link for link in found["links"] if not link.startswith(("data:image/png;base64,", "#"))] == []
+    assert [
+        link for link in found["links"] if not link.startswith(("data:image/png;base64,", "#"))
+    ] == []
     assert found["active"] == []
     assert found["handlers"] == []
     assert not found["ran"]
@@ -452,7 +533,9 @@ def test_hostile_text_stays_text(shown: Shown, page: str) -> None:
     found = shown.at("light", page, "desktop")
     for said in HOSTILE:
         assert found["text"].count(said) >= 4, said
-    plain = shown.at("light", page.replace("-hostile", "").replace("audit", "audit-scored"), "desktop")
+    plain = shown.at(
+        "light", page.replace("-hostile", "").replace("audit", "audit-scored"), "desktop"
+    )
     assert found["images"] == plain["images"] == 24
     assert not found["ran"]
 
@@ -478,14 +561,18 @@ def test_thousands_of_points(shown: Shown, page: str) -> None:
     assert found["broken"] == []
 
 
-@pytest.mark.parametrize(("scheme", "colour"), [("light", (255, 255, 255)), ("dark", (0x15, 0x18, 0x1C))])
+@pytest.mark.parametrize(
+    ("scheme", "colour"), [("light", (255, 255, 255)), ("dark", (0x15, 0x18, 0x1C))]
+)
 def test_the_page_has_the_colours_it_asks_for(
     shown: Shown, tmp_path: Path, scheme: str, colour: tuple[int, int, int]
 ) -> None:
     """Pixels: a browser that inverts pages by itself would show others."""
     picture = tmp_path / "page.png"
     window = "--window-size=800,1600"
-    browse(tmp_path, shown.folder / "audit.html", SCHEMES[scheme], window, f"--screenshot={picture}")
+    browse(
+        tmp_path, shown.folder / "audit.html", SCHEMES[scheme], window, f"--screenshot={picture}"
+    )
     with Image.open(picture) as image:
         pixels = np.asarray(image.convert("RGB"))
     assert tuple(pixels[2, 2]) == colour
@@ -497,7 +584,11 @@ def test_printing(shown: Shown, tmp_path: Path, page: str) -> None:
     """Even who reads in the dark prints on white: pages, their pictures, no more than a few sheets."""
     paper = tmp_path / "page.pdf"
     browse(
-        tmp_path, shown.folder / f"{page}.html", SCHEMES["dark"], "--no-pdf-header-footer", f"--print-to-pdf={paper}"
+        tmp_path,
+        shown.folder / f"{page}.html",
+        SCHEMES["dark"],
+        "--no-pdf-header-footer",
+        f"--print-to-pdf={paper}",
     )
     content = paper.read_bytes()
     assert content.startswith(b"%PDF")

@@ -13,12 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from recollect.data import load_dataset
-from recollect.images import PixelSpace, guess_shape, stretch
-from recollect.metrics import evaluate
 from recollect.records import Record
-from recollect.report import image_pairs, render, sheet, summary
-from recollect.truth import Truth
+from recollect.report.html import image_pairs, render, summary
+from recollect.report.pictures import sheet
+from recollect.truth.data.load import load_dataset
+from recollect.truth.files import Truth
+from recollect.truth.images import PixelSpace, guess_shape, stretch
+from recollect.truth.metrics import evaluate
 
 FACTS = {
     "victim": "<script>alert(1)</script>",
@@ -39,7 +40,9 @@ def truth() -> Truth:
 
 
 def record(inputs: torch.Tensor) -> Record:
-    return Record(inputs, False, torch.logspace(0, -3, 50), torch.logspace(0, -9, 20), None, None, FACTS)
+    return Record(
+        inputs, False, torch.logspace(0, -3, 50), torch.logspace(0, -9, 20), None, None, FACTS
+    )
 
 
 def page_of(found: Record, truth: Truth | None) -> str:
@@ -47,7 +50,9 @@ def page_of(found: Record, truth: Truth | None) -> str:
 
 
 def test_pairs_are_matched_and_sorted(truth: Truth) -> None:
-    noise = torch.randn(truth.inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = torch.randn(
+        truth.inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     order = torch.tensor([2, 0, 3, 1])
     found = record((truth.inputs + torch.tensor([0.3, 0.1, 0.0, 0.2])[:, None] * noise)[order])
     pairs = image_pairs(found, truth, evaluate(found, truth.inputs))
@@ -97,12 +102,16 @@ def test_data_that_are_no_images(truth: Truth) -> None:
 def test_images_that_are_not_square() -> None:
     X = torch.randn(2, 3 * 5 * 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = replace(record(X), image_shape=(3, 5, 7))
-    assert [pair.recovered.shape for pair in image_pairs(found, None, None) if pair.recovered is not None] == [
-        (5, 7, 3)
-    ] * 2
+    assert [
+        pair.recovered.shape
+        for pair in image_pairs(found, None, None)
+        if pair.recovered is not None
+    ] == [(5, 7, 3)] * 2
 
 
-@pytest.mark.parametrize("trace", [torch.zeros(0), torch.zeros(1), torch.full((3,), torch.nan), torch.ones(1)])
+@pytest.mark.parametrize(
+    "trace", [torch.zeros(0), torch.zeros(1), torch.full((3,), torch.nan), torch.ones(1)]
+)
 def test_runs_with_nothing_to_plot(trace: torch.Tensor, truth: Truth) -> None:
     found = replace(record(truth.inputs), trace=trace, singular_values=torch.zeros(3))
     assert page_of(found, truth).count("<svg") == 3
@@ -117,7 +126,9 @@ def test_luck_is_called_luck() -> None:
 
 
 def test_summary_counts(truth: Truth) -> None:
-    found = record(torch.cat([truth.inputs[:2], -truth.inputs[2:], truth.inputs[:1] + truth.inputs[1:2]]))
+    found = record(
+        torch.cat([truth.inputs[:2], -truth.inputs[2:], truth.inputs[:1] + truth.inputs[1:2]])
+    )
     score = evaluate(found, truth.inputs)
     assert summary(found, score).startswith("2 of 4 training points")
     assert "1 candidates match nothing" in summary(found, score)
@@ -138,6 +149,8 @@ def test_pixels() -> None:
 
 def test_a_sheet_of_pairs(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
-    picture = np.asarray(Image.open(io.BytesIO(sheet(images, images[::-1], ["a", "b", "c"], columns=2, zoom=2))))
+    picture = np.asarray(
+        Image.open(io.BytesIO(sheet(images, images[::-1], ["a", "b", "c"], columns=2, zoom=2)))
+    )
     assert picture.shape[2] == 3
     assert any((picture[y, x] == images[0, 0, 0]).all() for y in range(20) for x in range(120))

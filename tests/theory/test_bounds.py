@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from recollect.cli import main
 from recollect.errors import OptionError
-from recollect.theory import Lemma, bounded, log_C, log_recovery_epsilon, log_recovery_width, subspace_separation
-from recollect.theory.bounds import lambert_of_log, whole
+from recollect.theory.bounds import (
+    Lemma,
+    log_recovery_epsilon,
+    log_recovery_width,
+    subspace_separation,
+    whole,
+)
+from recollect.theory.constant import log_C
+from recollect.theory.kernel import bounded
 
 epsilons = st.floats(1e-6, 1.9)
 deltas = st.floats(1e-12, 0.99)
@@ -39,7 +46,9 @@ def lemma_of(name: str, d: int) -> Lemma:
 def paper_width(d: int, M: float, L: float, epsilon: mpmath.mpf, delta: float) -> mpmath.mpf:
     """eq:p_condition, letter by letter, in fifty digits."""
     d, M, L, delta = (mpmath.mpf(value) for value in (d, M, L, delta))
-    inner = mpmath.log((2 + 4 * d) / delta) + 2 * d / (2 * d + 1) * mpmath.log(6 * L * M / (mpmath.sqrt(d) * epsilon))
+    inner = mpmath.log((2 + 4 * d) / delta) + 2 * d / (2 * d + 1) * mpmath.log(
+        6 * L * M / (mpmath.sqrt(d) * epsilon)
+    )
     return 8 * M**4 * (2 * d + 1) / epsilon**2 * inner
 
 
@@ -79,7 +88,13 @@ def test_the_theorem_agrees_with_fifty_digits(
 ) -> None:
     """thm:finite_recon_proof as it is printed, not by way of the lemma; widths of thousands of digits too."""
     c = share * alpha
-    options = {"log_C": log_C, "alpha": alpha, "alpha_hat": more, "c": c, "log_delta": math.log(delta)}
+    options = {
+        "log_C": log_C,
+        "alpha": alpha,
+        "alpha_hat": more,
+        "c": c,
+        "log_delta": math.log(delta),
+    }
     with mpmath.workdps(50):
         C, S = mpmath.exp(mpmath.mpf(log_C)), mpmath.mpf(alpha) + mpmath.mpf(more)
         M, L, D, c_ = (mpmath.mpf(value) for value in (lemma.M, lemma.L, lemma.d, c))
@@ -116,15 +131,22 @@ def test_more_is_asked_for_more(lemma: Lemma, epsilon: float, delta: float, fact
     width = lemma.log_width(log_epsilon, log_delta)
     assert lemma.log_width(log_epsilon - math.log(factor), log_delta) > width
     assert lemma.log_width(log_epsilon, log_delta - math.log(factor)) > width
-    for bigger in (Lemma(lemma.d, lemma.M * factor, lemma.L), Lemma(lemma.d, lemma.M, lemma.L * factor)):
+    for bigger in (
+        Lemma(lemma.d, lemma.M * factor, lemma.L),
+        Lemma(lemma.d, lemma.M, lemma.L * factor),
+    ):
         assert bigger.log_width(log_epsilon, log_delta) > width
     assert lemma.log_delta(factor * math.exp(width), log_epsilon) < log_delta
 
 
 @given(
-    lemma=st.builds(Lemma, st.integers(1, 50), sizes, sizes), epsilon=st.floats(0.01, 1.0), delta=st.floats(0.001, 0.5)
+    lemma=st.builds(Lemma, st.integers(1, 50), sizes, sizes),
+    epsilon=st.floats(0.01, 1.0),
+    delta=st.floats(0.001, 0.5),
 )
-def test_the_steps_of_the_proof_lead_to_the_lemma(lemma: Lemma, epsilon: float, delta: float) -> None:
+def test_the_steps_of_the_proof_lead_to_the_lemma(
+    lemma: Lemma, epsilon: float, delta: float
+) -> None:
     log_epsilon = math.log(epsilon)
     if not allowed(lemma, epsilon, delta):
         return
@@ -136,7 +158,9 @@ def test_the_steps_of_the_proof_lead_to_the_lemma(lemma: Lemma, epsilon: float, 
     for shift in (-0.5, -0.01, 0.01, 0.5):
         assert lemma.failure(width, log_epsilon, log_radius + shift) >= at_best
     pair = 2 * math.exp(-math.exp(width) * epsilon**2 / (8 * lemma.M**4))
-    assert math.exp(lemma.log_hoeffding(width, log_epsilon)) == pytest.approx(pair, rel=1e-9, abs=1e-300)
+    assert math.exp(lemma.log_hoeffding(width, log_epsilon)) == pytest.approx(
+        pair, rel=1e-9, abs=1e-300
+    )
 
 
 def test_the_steps_at_values_worked_out_by_hand() -> None:
@@ -145,7 +169,12 @@ def test_the_steps_at_values_worked_out_by_hand() -> None:
     assert lemma.log_hoeffding(log_width, log_epsilon) == pytest.approx(math.log(2) - 3)
     assert lemma.log_best_radius(log_width, log_epsilon) == pytest.approx(-1)
     assert lemma.failure(log_width, log_epsilon, -1.0) == pytest.approx(18 / math.e + 36 / math.e)
-    for d, share, size, bound in ((1, 0.5, 5, 6), (2, 1.0, 9, 9), (2, 0.5, 25, 36), (3, 0.5, 125, 216)):
+    for d, share, size, bound in (
+        (1, 0.5, 5, 6),
+        (2, 1.0, 9, 9),
+        (2, 0.5, 25, 36),
+        (3, 0.5, 125, 216),
+    ):
         radius = share * math.sqrt(d)
         assert Lemma(d, 1.0, 1.0).net_size(radius) == size
         assert Lemma(d, 1.0, 1.0).log_net(radius) == pytest.approx(math.log(bound))
@@ -157,13 +186,6 @@ def test_a_net_is_no_larger_than_the_proof_says(d: int, share: float) -> None:
     lemma = Lemma(d, 1.0, 1.0)
     assert math.log(lemma.net_size(radius)) <= lemma.log_net(radius) + 1e-9
     assert lemma.net_size(0.5 * radius) >= lemma.net_size(radius)
-
-
-@given(y=st.floats(-30, 5000))
-def test_lambert(y: float) -> None:
-    w = lambert_of_log(y)
-    assert w > 0
-    assert w + math.log(w) == pytest.approx(y, rel=1e-12, abs=1e-12)
 
 
 @given(d=st.integers(2, 100), data=st.data())
@@ -219,7 +241,9 @@ def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert narrow["vacuous"] is True
     rest = ("--alpha", "3", "--alpha-hat", "3", "--c", "0.5", "--delta", "0.05")
     theorem = call(capsys, "bounds", "theorem", "--dim", "60", *rest, "--constant", "10")
-    corollary = call(capsys, "bounds", "corollary", "--dim", "60", "--rank", "30", *rest, "--constant", "10")
+    corollary = call(
+        capsys, "bounds", "corollary", "--dim", "60", "--rank", "30", *rest, "--constant", "10"
+    )
     assert 0 < int(str(corollary["width"])) < int(str(theorem["width"]))
     huge = call(capsys, "bounds", "theorem", "--dim", "60", *rest, "--log10-constant", "400")
     assert huge["width"] is None
@@ -231,10 +255,33 @@ def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (lemma, "got none; give two"),
         ([*lemma, "--epsilon", "-1", "--delta", "0.1"], "--epsilon > 0"),
         (["bounds", "theorem", "--dim", "2", *rest], "got none; give --separation"),
-        (["bounds", "theorem", "--dim", "10", *rest, "--separation", "1"], "give --constant or --log10-constant"),
-        (["bounds", "theorem", "--dim", "10", *rest, "--log10-constant", "1e308"], "the logarithm of C"),
-        (["bounds", "theorem", "--dim", "10", *rest, "--log10-constant", "nan"], "the logarithm of C"),
-        (["bounds", "lemma", "--activation", "relu", "--dim", "3", "--epsilon", "1", "--delta", "0.1"], "not bounded"),
+        (
+            ["bounds", "theorem", "--dim", "10", *rest, "--separation", "1"],
+            "give --constant or --log10-constant",
+        ),
+        (
+            ["bounds", "theorem", "--dim", "10", *rest, "--log10-constant", "1e308"],
+            "the logarithm of C",
+        ),
+        (
+            ["bounds", "theorem", "--dim", "10", *rest, "--log10-constant", "nan"],
+            "the logarithm of C",
+        ),
+        (
+            [
+                "bounds",
+                "lemma",
+                "--activation",
+                "relu",
+                "--dim",
+                "3",
+                "--epsilon",
+                "1",
+                "--delta",
+                "0.1",
+            ],
+            "not bounded",
+        ),
     ):
         assert main(list(wrong)) == 2
         error = capsys.readouterr().err
@@ -246,8 +293,12 @@ def test_the_commands_bound_C_as_the_proof_has_it(capsys: pytest.CaptureFixture[
     """ε̃ = c/(4(‖α‖₁ + ‖α̂‖₁)) and, in a subspace, Δ' = √(r/d)Δ."""
     rest = ("--alpha", "3", "--alpha-hat", "2", "--c", "0.5", "--delta", "0.05")
     theorem = call(capsys, "bounds", "theorem", "--dim", "2", *rest, "--separation", "1.25")
-    assert theorem["log10_constant"] == pytest.approx(log_C("tanh", 2, 1.25, 0.5 / 20) / math.log(10), rel=1e-9)
-    corollary = call(capsys, "bounds", "corollary", "--dim", "32", "--rank", "2", *rest, "--separation", "5")
+    assert theorem["log10_constant"] == pytest.approx(
+        log_C("tanh", 2, 1.25, 0.5 / 20) / math.log(10), rel=1e-9
+    )
+    corollary = call(
+        capsys, "bounds", "corollary", "--dim", "32", "--rank", "2", *rest, "--separation", "5"
+    )
     for fact in ("log10_constant", "log10_epsilon", "log10_width", "width"):
         assert corollary[fact] == theorem[fact]  # √(2/32)·5 = 1.25
     assert corollary["separation_used"] == 1.25

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from scipy.special import eval_legendre
 
 from recollect.errors import OptionError
-from recollect.theory import BOUNDED, constant, k_infinity, log_C
-from recollect.theory.constant import approximation, distance
+from recollect.theory import constant
+from recollect.theory.constant import approximation, distance, log_C
+from recollect.theory.kernel import BOUNDED, k_infinity
 
 each = pytest.mark.parametrize("name", sorted(BOUNDED))
 both = pytest.mark.parametrize("d", [2, 3])
@@ -27,7 +28,9 @@ def the_bump(angle: np.ndarray, d: int, delta: float) -> np.ndarray:
 
 
 def series(g: np.ndarray, angle: np.ndarray, d: int) -> np.ndarray:
-    terms = [np.cos(m * angle) if d == 2 else eval_legendre(m, np.cos(angle)) for m in range(len(g))]
+    terms = [
+        np.cos(m * angle) if d == 2 else eval_legendre(m, np.cos(angle)) for m in range(len(g))
+    ]
     return g @ np.array(terms)
 
 
@@ -48,20 +51,31 @@ def test_what_the_descent_returns_is_not_taken_on_trust(monkeypatch: pytest.Monk
     assert log_C("tanh", 2, 1.5, 0.1) > good
 
 
-@pytest.mark.parametrize(("name", "delta", "tolerance"), [("erf", 1.5, 0.2), ("erf", 1.8, 0.02), ("sine", 1.5, 0.1)])
-def test_on_a_circle_C_is_the_norm_by_a_gram_in_sixty_digits(name: str, delta: float, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "delta", "tolerance"), [("erf", 1.5, 0.2), ("erf", 1.8, 0.02), ("sine", 1.5, 0.1)]
+)
+def test_on_a_circle_C_is_the_norm_by_a_gram_in_sixty_digits(
+    name: str, delta: float, tolerance: float
+) -> None:
     """vᵀK⁻¹v at equidistant points, with the closed forms of k_∞ and without harmonics."""
     g = approximation(name, 2, delta, tolerance)
     points = 2 * len(g) + 6
     with mpmath.workdps(60):
         angle = [2 * mpmath.pi * i / points for i in range(points)]
         q = [1 + mpmath.cos(one) for one in angle]
-        k = [2 / mpmath.pi * mpmath.asin(2 * s / 5) if name == "erf" else mpmath.exp(-2) * mpmath.sinh(s) for s in q]
+        k = [
+            2 / mpmath.pi * mpmath.asin(2 * s / 5)
+            if name == "erf"
+            else mpmath.exp(-2) * mpmath.sinh(s)
+            for s in q
+        ]
         K = mpmath.matrix(points, points)
         for i in range(points):
             for j in range(points):
                 K[i, j] = k[(i - j) % points]
-        v = mpmath.matrix([sum(mpmath.mpf(g[m]) * mpmath.cos(m * one) for m in range(len(g))) for one in angle])
+        v = mpmath.matrix(
+            [sum(mpmath.mpf(g[m]) * mpmath.cos(m * one) for m in range(len(g))) for one in angle]
+        )
         norm = (v.T * mpmath.lu_solve(K, v))[0]
         assert log_C(name, 2, delta, tolerance) == pytest.approx(float(mpmath.log(norm)), abs=1e-6)
 
@@ -72,12 +86,18 @@ def test_on_a_sphere_C_is_the_norm_by_quadrature(name: str) -> None:
     delta, tolerance = 1.8, 0.25
     g, (t, weight) = approximation(name, 3, delta, tolerance), np.polynomial.legendre.leggauss(120)
     k = np.array([k_infinity(name, one) for one in t])
-    eigen = np.array([(2 * m + 1) / 2 * (weight * k * eval_legendre(m, t)).sum() for m in range(len(g))])
+    eigen = np.array(
+        [(2 * m + 1) / 2 * (weight * k * eval_legendre(m, t)).sum() for m in range(len(g))]
+    )
     used = eigen > 1e-11
-    assert log_C(name, 3, delta, tolerance) == pytest.approx(math.log((g[used] ** 2 / eigen[used]).sum()), abs=1e-3)
+    assert log_C(name, 3, delta, tolerance) == pytest.approx(
+        math.log((g[used] ** 2 / eigen[used]).sum()), abs=1e-3
+    )
 
 
-@pytest.mark.parametrize(("name", "delta", "tolerance"), [("erf", 1.5, 0.2), ("sine", 2.0, 0.1), ("erf", 1.5, 0.02)])
+@pytest.mark.parametrize(
+    ("name", "delta", "tolerance"), [("erf", 1.5, 0.2), ("sine", 2.0, 0.1), ("erf", 1.5, 0.02)]
+)
 def test_no_other_function_is_much_smaller(name: str, delta: float, tolerance: float) -> None:
     """For any weights β at points: Σβf ≤ Σβg + ε̃‖β‖₁ ≤ ‖g‖√(βᵀKβ) + ε̃‖β‖₁, whatever the admissible g: a lower bound."""
     g = approximation(name, 2, delta, tolerance)

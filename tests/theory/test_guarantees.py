@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.experiments.guarantees import Sizes, _promised, _victim, csv_of, draw, measure
-from recollect.progress import quiet
-from recollect.theory import k_infinity, log_C
+from recollect.study.guarantees import Sizes, _promised, _victim, csv_of, draw, measure
+from recollect.system.progress import quiet
+from recollect.theory.constant import log_C
+from recollect.theory.kernel import k_infinity
 
 TINY = Sizes(
     dims=(2, 3),
@@ -30,7 +31,10 @@ TINY = Sizes(
 def test_the_bounds_are_kept_and_practice_needs_far_less() -> None:
     rows = measure(quiet, TINY)
     for row in rows:
-        if row["part"] in ("deviation", "failure"):  # a bound that says something, kept by a margin and not idle
+        if row["part"] in (
+            "deviation",
+            "failure",
+        ):  # a bound that says something, kept by a margin and not idle
             assert row["promised"] < 1.2
             assert row["promised"] / 50 < row["measured"] < row["promised"] / 5
     widths = [row for row in rows if row["part"] == "width" and row["solver"] == "auto"]
@@ -69,7 +73,13 @@ def test_what_the_theorem_is_asked() -> None:
     l1, c, apart = alpha.sum(), alpha.min(), 2 * math.sin(0.5)  # on the unit circle
     log_constant = log_C("tanh", 2, math.sqrt(2) * apart, float(c / (4 * (l1 + l1))))
     C, ratio = math.exp(log_constant), 2 * l1 / c
-    width = 128 * C**2 * 5 * ratio**4 * (math.log(10 / 0.05) + 0.8 * math.log(24 * C * ratio**2 / math.sqrt(2)))
+    width = (
+        128
+        * C**2
+        * 5
+        * ratio**4
+        * (math.log(10 / 0.05) + 0.8 * math.log(24 * C * ratio**2 / math.sqrt(2)))
+    )
     expected = {
         "alpha": l1,
         "c": c,

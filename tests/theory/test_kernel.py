@@ -12,24 +12,13 @@ from hypothesis import strategies as st
 
 from recollect import FullSpace, Projection, random_features, reconstruct
 from recollect.errors import OptionError
-from recollect.seeds import stream
-from recollect.theory import (
-    BOUNDED,
-    Lemma,
-    Zonal,
-    bounded,
-    bump,
-    chain,
-    deviation,
-    features,
-    hermite,
-    k_infinity,
-    k_slope,
-    log_eigenvalues,
-    price,
-)
-from recollect.theory.spectrum import bump_coefficients
-from recollect.training import minimum_norm
+from recollect.simulate.training import minimum_norm
+from recollect.system.seeds import stream
+from recollect.theory.bounds import Lemma
+from recollect.theory.deviation import deviation, features
+from recollect.theory.discrepancy import chain
+from recollect.theory.kernel import BOUNDED, Zonal, bounded, k_infinity, k_slope, price
+from recollect.theory.spectrum import bump, bump_coefficients, hermite, log_eigenvalues
 from recollect.victim.activations import activation
 
 NAMES = sorted(BOUNDED)
@@ -87,9 +76,12 @@ def test_the_constants_bound_the_activation(name: str) -> None:
     assert np.abs(known.phi(t)).max() <= known.M + 1e-15
     assert np.abs(known.slope(t)).max() <= known.L + 1e-15
     assert np.abs(np.diff(known.phi(t)) / np.diff(t)).max() <= known.L + 1e-9
-    torch.testing.assert_close(activation(name).phi(torch.from_numpy(t)), torch.from_numpy(known.phi(t)))
     torch.testing.assert_close(
-        activation(name).derivative(torch.from_numpy(t)), torch.from_numpy(np.asarray(known.slope(t)))
+        activation(name).phi(torch.from_numpy(t)), torch.from_numpy(known.phi(t))
+    )
+    torch.testing.assert_close(
+        activation(name).derivative(torch.from_numpy(t)),
+        torch.from_numpy(np.asarray(known.slope(t))),
     )
 
 
@@ -100,7 +92,9 @@ def test_the_bump_is_the_sum_of_its_harmonics(d: int, delta: float) -> None:
     f, angle = bump_coefficients(delta, d), np.linspace(0, math.pi, 50)
     shape = bump(2 * math.sqrt(d) * np.sin(angle / 2), delta)
     series = (
-        np.cos(np.outer(angle, np.arange(len(f)))) @ f if d == 2 else np.polynomial.legendre.legval(np.cos(angle), f)
+        np.cos(np.outer(angle, np.arange(len(f)))) @ f
+        if d == 2
+        else np.polynomial.legendre.legval(np.cos(angle), f)
     )
     assert np.abs(series - shape).max() < 1e-4
     assert shape[0] == 1
@@ -129,7 +123,12 @@ def test_the_lemma_holds_in_a_thousand_draws(d: int) -> None:
     delta, p = 0.05, 300
     epsilon = math.exp(lemma_of("tanh", d).log_epsilon(p, math.log(delta)))
     found = torch.cat(
-        [deviation("tanh", *features(200, p, d, seed), seed=seed, pairs=128, climbers=4, steps=30) for seed in range(5)]
+        [
+            deviation(
+                "tanh", *features(200, p, d, seed), seed=seed, pairs=128, climbers=4, steps=30
+            )
+            for seed in range(5)
+        ]
     )
     assert len(found) == 1000
     assert float((found > epsilon).double().mean()) <= delta
@@ -159,7 +158,9 @@ def test_the_chain_of_the_proof(name: str) -> None:
     assert form is not None
     Phi = activation(name).phi(X @ V.T + b) / math.sqrt(400)
     torch.testing.assert_close(form.alpha, torch.linalg.solve(Phi @ Phi.T, y), rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(done.victim.theta_f[done.victim.network.last.weight], (Phi.T @ form.alpha).T)
+    torch.testing.assert_close(
+        done.victim.theta_f[done.victim.network.last.weight], (Phi.T @ form.alpha).T
+    )
     assert form.c == pytest.approx(float(form.alpha.abs().min()))
     assert form.l1 == pytest.approx(float(form.alpha.abs().sum()))
     assert form.separation == pytest.approx(float(torch.pdist(X).min()))
@@ -175,8 +176,12 @@ def test_the_chain_of_the_proof(name: str) -> None:
 
 def test_what_an_attack_finds_obeys_the_chain() -> None:
     done, X, _, V, b = rf("tanh", 3, 2, 200, 0)
-    found = reconstruct(done.victim, 3, Projection(space=FullSpace(), norm=math.sqrt(2)), device="cpu")
+    found = reconstruct(
+        done.victim, 3, Projection(space=FullSpace(), norm=math.sqrt(2)), device="cpu"
+    )
     assert done.closed_form is not None
-    told = chain("tanh", V, b, X, done.closed_form.alpha[:, 0], found.inputs, found.coefficients[:, 0])
+    told = chain(
+        "tanh", V, b, X, done.closed_form.alpha[:, 0], found.inputs, found.coefficients[:, 0]
+    )
     assert told.loss < 1e-12
     assert told.mmd_infinity <= math.sqrt(told.deviation) * (told.alpha + told.alpha_hat) + 1e-9

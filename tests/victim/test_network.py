@@ -12,18 +12,23 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recollect.errors import OptionError, VictimError
-from recollect.victim import Victim, initial_theta, mlp, random_features
 from recollect.victim.architectures import Head, convolutional, residual
+from recollect.victim.mlp import initial_theta, mlp, random_features
 from recollect.victim.module import ModuleNetwork
+from recollect.victim.victim import Victim
 
 
 @given(
     depth=st.integers(2, 5),
     bias=st.booleans(),
-    activation=st.sampled_from(["relu", "leaky-relu", "tanh", "sigmoid", "gelu", "softplus", "sine", "erf"]),
+    activation=st.sampled_from(
+        ["relu", "leaky-relu", "tanh", "sigmoid", "gelu", "softplus", "sine", "erf"]
+    ),
     seed=st.integers(0, 99),
 )
-def test_homogeneous_says_what_evaluation_shows(depth: int, bias: bool, activation: str, seed: int) -> None:
+def test_homogeneous_says_what_evaluation_shows(
+    depth: int, bias: bool, activation: str, seed: int
+) -> None:
     victim = perturbed(mlp(4, 20, 2, depth=depth, bias=bias, activation=activation), seed)
     X = torch.randn(3, 4, generator=generator(seed), dtype=F64)
     f, theta = victim.network, victim.theta_f
@@ -43,7 +48,8 @@ def test_initial_weights_have_the_stated_distribution() -> None:
     assert float(theta["b"].std()) == pytest.approx(1, rel=0.05)
     assert not theta["theta"].any()
     a, b = (
-        initial_theta(network, init="fan-in", generator=generator(0), dtype=dtype) for dtype in (torch.float32, F64)
+        initial_theta(network, init="fan-in", generator=generator(0), dtype=dtype)
+        for dtype in (torch.float32, F64)
     )
     assert all(torch.equal(a[name], b[name].float()) for name in a)
 
@@ -58,7 +64,9 @@ def test_random_features_are_the_papers_formula() -> None:
 
 
 def module() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3, bias=False))
+    return nn.Sequential(
+        nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3, bias=False)
+    )
 
 
 def test_a_module_is_a_network() -> None:
@@ -78,7 +86,9 @@ def test_a_module_is_a_network() -> None:
     assert ModuleNetwork(bare, bare.state_dict()).homogeneous
     U = torch.linalg.qr(torch.randn(6, 2, dtype=F64)).Q
     Z = torch.randn(4, 2, dtype=F64)
-    torch.testing.assert_close(wrapped.restrict(U)(wrapped.restrict_theta(theta, U), Z), net(Z @ U.T))
+    torch.testing.assert_close(
+        wrapped.restrict(U)(wrapped.restrict_theta(theta, U), Z), net(Z @ U.T)
+    )
 
 
 def test_a_convolution_needs_its_input_shape_and_has_no_first_layer() -> None:
@@ -111,7 +121,11 @@ def test_selecting_parameters() -> None:
     victim = small_mlp(depth=3, bias=True)
     assert victim.select("last") == ("layers.2.weight", "layers.2.bias")
     assert victim.select("all") == victim.network.trained
-    assert victim.select("layers.1,layers.0.bias") == ("layers.1.weight", "layers.1.bias", "layers.0.bias")
+    assert victim.select("layers.1,layers.0.bias") == (
+        "layers.1.weight",
+        "layers.1.bias",
+        "layers.0.bias",
+    )
     with pytest.raises(OptionError, match=r"layers\.0\.weight"):
         victim.select("layers.9")
     with pytest.raises(VictimError, match="θ0"):

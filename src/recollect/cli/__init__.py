@@ -10,24 +10,33 @@ import warnings
 from typing import TextIO
 
 import cyclopts
-import torch
 
-from recollect.cli import attack, audit, bounds, make, score, study  # noqa: F401  (they register their commands)
+from recollect.cli import (  # noqa: F401  (they register their commands)
+    audit,
+    bounds,
+    inspect,
+    make,
+    reconstruct,
+    score,
+    study,
+)
 from recollect.cli.common import app
-from recollect.errors import RecollectError
-from recollect.memory import is_out_of_memory
-from recollect.problem import RecollectWarning
+from recollect.errors import RecollectError, RecollectWarning
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Every way it can end is a line for a person and an exit code; a traceback is a defect."""
     if not callable(signal.getsignal(signal.SIGTERM)):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C: it keeps the best so far
+        signal.signal(
+            signal.SIGTERM, signal.default_int_handler
+        )  # a polite kill is a Ctrl-C: it keeps the best so far
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", RecollectWarning)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a letter gets a question mark
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal that lacks a letter gets a question mark
     given = sys.argv[1:] if arguments is None else arguments
     try:
         code = app(
@@ -39,30 +48,31 @@ def main(arguments: list[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except cyclopts.CycloptsError as error:
         known = given[:1] if given and not isinstance(error, cyclopts.UnknownCommandError) else []
-        return _fail(f"{' '.join(str(error).split())} See: {' '.join(['recollect', *known, '--help'])}", 2)
+        return _fail(
+            f"{' '.join(str(error).split())} See: {' '.join(['recollect', *known, '--help'])}", 2
+        )
     except RecollectError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted; nothing was written", 130)
-    except torch.cuda.OutOfMemoryError:
-        return _fail(
-            "expected the run to fit on the GPU, got out of memory; use fewer points, a narrower search "
-            "(--parameters last), or --device cpu",
-            1,
-        )
     except (MemoryError, RuntimeError) as error:
+        from recollect.system.device import is_out_of_memory
+
         if not is_out_of_memory(error):
             raise
         return _fail(
-            "expected the run to fit in memory, got out of memory; use fewer points, a smaller --width, or "
-            "--parameters last",
+            "expected the run to fit in memory, got out of memory; use fewer points, a smaller --width, "
+            "--parameters last, or --device cpu if this was a GPU",
             1,
         )
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _fail(f"expected files that can be read and written, got: {error.strerror or error}; check the paths", 2)
+        return _fail(
+            f"expected files that can be read and written, got: {error.strerror or error}; check the paths",
+            2,
+        )
 
 
 def _show_warning(

@@ -8,20 +8,12 @@ from typing import Any
 from cyclopts import App
 
 from recollect.cli.common import Count, Json, app
-from recollect.console import Terminal
+from recollect.cli.console import Terminal
 from recollect.errors import OptionError
-from recollect.theory import (
-    Lemma,
-    bounded,
-    log_C,
-    log_recovery_epsilon,
-    log_recovery_width,
-    subspace_separation,
-    whole,
-)
 
 bounds = App(
-    name="bounds", help="How wide a random-feature model must be, by the paper's lemma, theorem and corollary."
+    name="bounds",
+    help="How wide a random-feature model must be, by the paper's lemma, theorem and corollary.",
 )
 app.command(bounds)
 _TEN = math.log(10)
@@ -56,6 +48,9 @@ def lemma(
     width
         p, the number of random features.
     """
+    from recollect.theory.bounds import Lemma
+    from recollect.theory.kernel import bounded
+
     terminal, phi = Terminal(json=json), bounded(activation)
     known = Lemma(dim, phi.M, phi.L)
     if [epsilon, delta, width].count(None) != 1:
@@ -137,7 +132,17 @@ def theorem(
     separation
         Δ, the distance between training points: C is then bounded from above by an explicit g_j (dimensions 2 and 3).
     """
-    return _theorem(dim, dim, alpha, alpha_hat, c, delta, activation, (constant, log10_constant, separation), json)
+    return _theorem(
+        dim,
+        dim,
+        alpha,
+        alpha_hat,
+        c,
+        delta,
+        activation,
+        (constant, log10_constant, separation),
+        json,
+    )
 
 
 @bounds.command
@@ -182,7 +187,17 @@ def corollary(
     separation
         Δ in d dimensions: C is then bounded from above by an explicit g_j (ranks 2 and 3).
     """
-    return _theorem(dim, rank, alpha, alpha_hat, c, delta, activation, (constant, log10_constant, separation), json)
+    return _theorem(
+        dim,
+        rank,
+        alpha,
+        alpha_hat,
+        c,
+        delta,
+        activation,
+        (constant, log10_constant, separation),
+        json,
+    )
 
 
 def _theorem(
@@ -196,6 +211,15 @@ def _theorem(
     given: tuple[float | None, float | None, float | None],
     json: bool,
 ) -> int:
+    from recollect.theory.bounds import (
+        Lemma,
+        log_recovery_epsilon,
+        log_recovery_width,
+        subspace_separation,
+    )
+    from recollect.theory.constant import log_C
+    from recollect.theory.kernel import bounded
+
     terminal, phi = Terminal(json=json), bounded(activation)
     constant, log10_constant, separation = given
     if given.count(None) != 2:
@@ -210,14 +234,20 @@ def _theorem(
     if separation is not None:
         tolerance = c / (4 * (alpha + alpha_hat))
         log_constant = log_C(activation, r, scaled * separation, tolerance)
-        facts |= {"separation": separation, "separation_used": scaled * separation, "constant_is": "an upper bound"}
+        facts |= {
+            "separation": separation,
+            "separation_used": scaled * separation,
+            "constant_is": "an upper bound",
+        }
     else:
         if log10_constant is not None and not abs(log10_constant) <= _LARGEST:
             raise OptionError(
                 f"expected --log10-constant between −{_LARGEST:g} and {_LARGEST:g}, got {log10_constant:g}; "
                 "give the logarithm of C, not C"
             )
-        log_constant = _log("--constant", constant) if constant is not None else _TEN * (log10_constant or 0.0)
+        log_constant = (
+            _log("--constant", constant) if constant is not None else _TEN * (log10_constant or 0.0)
+        )
     known, log_delta = Lemma(r, phi.M, phi.L), _log("--delta", delta)
     log_epsilon = log_recovery_epsilon(log_constant, alpha, alpha_hat, c)
     log_width = log_recovery_width(
@@ -243,12 +273,16 @@ def _named(given: dict[str, float | None]) -> str:
 
 
 def _facts(activation: str, d: int) -> dict[str, Any]:
+    from recollect.theory.kernel import bounded
+
     phi = bounded(activation)
     return {"activation": activation, "dim": d, "M": phi.M, "L": phi.L}
 
 
 def _wide(log_width: float) -> dict[str, Any]:
     """The width; null where it has more digits than a float, and its logarithm always."""
+    from recollect.theory.bounds import whole
+
     return {"width": whole(log_width), "log10_width": log_width / _TEN}
 
 

@@ -7,13 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from recollect.cli.common import Json, app, score_json
-from recollect.console import Terminal
+from recollect.cli.common import Json, app
+from recollect.cli.console import Terminal
 from recollect.errors import OptionError
-from recollect.files import write_bytes
-from recollect.metrics import evaluate as score_of
-from recollect.records import read_reconstruction
-from recollect.truth import read_truth
 
 Folder = Annotated[Path, Parameter(help="Folder that `reconstruct` wrote.")]
 TruthFile = Annotated[Path, Parameter(help="A .safetensors or .npz file that holds `inputs`.")]
@@ -25,8 +21,12 @@ def evaluate(folder: Folder, *, truth: TruthFile, json: Json = False) -> int:
 
     Example: recollect evaluate run/found --truth run/truth.safetensors
     """
+    from recollect.records import read_record
+    from recollect.truth.files import read_truth
+    from recollect.truth.metrics import evaluate as score_of
+
     terminal = Terminal(json=json)
-    score = score_of(read_reconstruction(folder), read_truth(truth).inputs)
+    score = score_of(read_record(folder), read_truth(truth).inputs)
     chance = score.chance
     terminal.table(
         {
@@ -37,10 +37,12 @@ def evaluate(folder: Folder, *, truth: TruthFile, json: Json = False) -> int:
             "recovered": f"{score.recovered:.0%} of the points, with an error below 0.1",
             "chance, sphere": f"{chance['sphere']:.3f}   (up to sign {chance['sphere_up_to_sign']:.3f})",
             "chance, span of the data": f"{chance['span']:.3f}   (up to sign {chance['span_up_to_sign']:.3f})",
-            "other true points": f"{chance['other_points']:.3f}" if "other_points" in chance else "–",
+            "other true points": f"{chance['other_points']:.3f}"
+            if "other_points" in chance
+            else "–",
         }
     )
-    terminal.answer(score_json(score))
+    terminal.answer(score.facts())
     return 0
 
 
@@ -50,7 +52,11 @@ def report(folder: Folder, *, truth: TruthFile | None = None, json: Json = False
 
     Example: recollect report run/found --truth run/truth.safetensors
     """
-    from recollect.report import render, summary
+    from recollect.records import read_record
+    from recollect.report.html import render, summary
+    from recollect.system.files import write_bytes
+    from recollect.truth.files import read_truth
+    from recollect.truth.metrics import evaluate as score_of
 
     terminal = Terminal(json=json)
     if (folder / "audit.json").exists():
@@ -58,12 +64,12 @@ def report(folder: Folder, *, truth: TruthFile | None = None, json: Json = False
             f"expected a folder that `reconstruct` made, got that of an audit, {folder}, whose report this would "
             "replace; open its report.html"
         )
-    record = read_reconstruction(folder)
+    record = read_record(folder)
     known = None if truth is None else read_truth(truth)
     score = None if known is None else score_of(record, known.inputs)
     path = folder / "report.html"
     write_bytes(path, render(record, known, score).encode(errors="replace"))
     terminal.say(summary(record, score))
     terminal.say(f"Written to {path}.")
-    terminal.answer({"report": str(path), **(score_json(score) if score else {})})
+    terminal.answer({"report": str(path), **(score.facts() if score else {})})
     return 0

@@ -5,28 +5,20 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from cyclopts import Parameter
 
-from recollect.cli.common import Count, Device, Flag, Json, app
-from recollect.console import Terminal
+from recollect.cli.common import Count, Device, Flag, Json, app, duration
+from recollect.cli.console import Terminal
 from recollect.errors import OptionError
-from recollect.experiments import catalogue
-from recollect.experiments.claims import judge, markdown
-from recollect.experiments.engines import Engine, LocalEngine
-from recollect.experiments.job import Job
-from recollect.experiments.perform import Task
-from recollect.experiments.plan import read_plan
-from recollect.experiments.store import Store
-from recollect.experiments.sweep import Progress, Sweep, tasks_of
-from recollect.experiments.table import csv_bytes, read_table, scored, write_table
-from recollect.experiments.table import table as results
-from recollect.files import check_writable, write_bytes, write_files
-from recollect.machine import Machine
-from recollect.memory import total_memory
-from recollect.reconstruct import choose_device
+
+if TYPE_CHECKING:
+    from recollect.study.engines import Engine
+    from recollect.study.job import Job
+    from recollect.study.perform import Task
+    from recollect.study.store import Store
+    from recollect.study.sweep import Sweep, SweepProgress
 
 _TELL_SECONDS = 30.0
 _SHARE = 0.8
@@ -79,6 +71,14 @@ def sweep(
     dry_run
         List the jobs with estimates of time and memory, and run none.
     """
+    import torch
+
+    from recollect.study.plan import read_plan
+    from recollect.study.store import Store
+    from recollect.study.sweep import tasks_of
+    from recollect.system.device import Machine, choose_device
+    from recollect.system.files import check_writable
+
     terminal = Terminal(json=json)
     jobs, sources = read_plan(plan), _sources(data or [])
     _check_counts(workers, threads)
@@ -92,7 +92,9 @@ def sweep(
         _listed(terminal, jobs, tasks_of(jobs, store, machine, sources), slots)
         return 0
     carrier = _engine(engine, address, slots, threads, cpus_per_job, gpus, where.type, out)
-    code, told = _run(terminal, jobs, store, tasks_of(jobs, store, machine, sources), carrier, slots, keep_victims)
+    code, told = _run(
+        terminal, jobs, store, tasks_of(jobs, store, machine, sources), carrier, slots, keep_victims
+    )
     if code != 130:
         terminal.say(f"The table: recollect export {out} --out {out}.csv")
     terminal.answer(told)
@@ -112,10 +114,16 @@ def export(folder: Path, *, out: Path, json: Json = False) -> int:
     out
         FILE.csv or FILE.parquet.
     """
+    from recollect.study.store import Store
+    from recollect.study.table import table as results
+    from recollect.study.table import write_table
+
     terminal = Terminal(json=json)
     rows = results(Store(folder))
     if not rows:
-        raise OptionError(f"expected the results of a sweep in {folder}, got none; run `recollect sweep` first")
+        raise OptionError(
+            f"expected the results of a sweep in {folder}, got none; run `recollect sweep` first"
+        )
     write_table(rows, out)
     terminal.say(f"{len(rows)} rows written to {out}.")
     terminal.answer({"rows": len(rows), "out": str(out)})
@@ -160,6 +168,15 @@ def figure(
     data
         NAME=PATH: where a data set lies, for example cifar10=cifar10.npz.
     """
+    from recollect.study import catalogue
+    from recollect.study.plan import read_plan
+    from recollect.study.store import Store
+    from recollect.study.sweep import tasks_of
+    from recollect.study.table import csv_bytes, read_table
+    from recollect.study.table import table as results
+    from recollect.system.device import Machine, choose_device
+    from recollect.system.files import check_writable, write_files
+
     terminal = Terminal(json=json)
     catalogue.check_name(name)
     check_writable(out)
@@ -167,7 +184,9 @@ def figure(
     sources = _sources(data or [])
     if table and (name in catalogue.PICTURES or name in catalogue.MEASURED):
         instead = "give --runs" if name in catalogue.PICTURES else "leave it out"
-        raise OptionError(f"expected {name} without --table, got one; a table does not hold that: {instead}")
+        raise OptionError(
+            f"expected {name} without --table, got one; a table does not hold that: {instead}"
+        )
     if runs and (table or name in catalogue.MEASURED):
         what = "with --table" if table else f"for {name}, which is measured at once"
         raise OptionError(f"expected no --runs {what}, got one; leave it out")
@@ -180,7 +199,9 @@ def figure(
         rows_of = [row for path in table for row in read_table(path)]
         files = catalogue.DRAWINGS[name].draw(rows_of)
     else:
-        jobs = tuple(job for plan in catalogue.plans_of(name, quick=quick) for job in read_plan(plan))
+        jobs = tuple(
+            job for plan in catalogue.plans_of(name, quick=quick) for job in read_plan(plan)
+        )
         store = Store(runs or out / f"{name}-{'quick' if quick else 'full'}-runs")
         if runs is None:
             where = choose_device(device)
@@ -190,7 +211,9 @@ def figure(
             code, told = _run(terminal, jobs, store, tasks, carrier, slots, False)
         elif not any(store.has(job) for job in jobs):
             plans = " and ".join(plan.name for plan in catalogue.plans_of(name, quick=quick))
-            raise OptionError(f"expected results of {plans} in {runs}, got none; run `recollect sweep` first")
+            raise OptionError(
+                f"expected results of {plans} in {runs}, got none; run `recollect sweep` first"
+            )
         if code == 130:
             terminal.answer(told)
             return code
@@ -220,16 +243,23 @@ def claims(*tables: Path, out: Path, json: Json = False) -> int:
     out
         The page.
     """
+    from recollect.study.claims import judge_claims, markdown
+    from recollect.study.table import read_table, scored
+    from recollect.system.files import write_bytes
+
     terminal = Terminal(json=json)
     if not tables:
-        raise OptionError("expected tables that `recollect export` made, got none; name them before --out")
+        raise OptionError(
+            "expected tables that `recollect export` made, got none; name them before --out"
+        )
     rows = scored([row for path in tables for row in read_table(path)])
-    found = judge(rows)
+    found = judge_claims(rows)
     write_bytes(out, markdown(found, len(rows), [path.name for path in tables]).encode())
     for claim, verdict in found:
         terminal.say(f"{verdict.verdict:14} {claim.sentence}")
     told = [
-        {"claim": claim.sentence, "verdict": verdict.verdict, "figures": verdict.figures} for claim, verdict in found
+        {"claim": claim.sentence, "verdict": verdict.verdict, "figures": verdict.figures}
+        for claim, verdict in found
     ]
     terminal.answer({"claims": told, "out": str(out)})
     return 0
@@ -245,28 +275,35 @@ def _run(
     keep_victims: bool,
 ) -> tuple[int, dict[str, Any]]:
     """The exit code (0 all is done, 1 something failed, 130 interrupted), and what there is to say in JSON."""
+    from recollect.study.perform import Task
+    from recollect.study.sweep import Sweep
+
     trainings, attacks = tasks
     began = time.perf_counter()
     _announce(terminal, jobs, tasks, slots)
     store.folder.mkdir(parents=True, exist_ok=True)
     if not keep_victims:  # those of a run that was killed after the last of their jobs
-        needed = {victim for task in attacks for victim in task.victims}
+        needed = {task.job.victim_name for task in attacks}
         for job in {job.victim_name: job for job in jobs if job.victim_name not in needed}.values():
             store.drop_victim(job)
     failures: dict[Job, str] = {}
     try:
         if attacks:
-            failures = _carried_out(terminal, Sweep(store, keep_victims), trainings, attacks, engine)
+            failures = _carried_out(
+                terminal, Sweep(store, keep_victims), trainings, attacks, engine
+            )
     except KeyboardInterrupt:
         done = sum(store.has(job) for job in jobs)
-        terminal.note(f"recollect: interrupted; {done} of {len(jobs)} jobs are done: run the same command to go on")
+        terminal.note(
+            f"recollect: interrupted; {done} of {len(jobs)} jobs are done: run the same command to go on"
+        )
         return 130, {"jobs": len(jobs), "done": done, "interrupted": True}
     for job, error in failures.items():
-        terminal.note(f"failed: {job.name} ({Task((job,), False, store.folder, '')}): {error}")
+        terminal.note(f"failed: {job.name} ({Task(job, False, store.folder, '')}): {error}")
     done, spent = sum(store.has(job) for job in jobs), time.perf_counter() - began
-    terminal.say(f"{done} of {len(jobs)} jobs are done, {len(failures)} failed, {_duration(spent)}.")
+    terminal.say(f"{done} of {len(jobs)} jobs are done, {len(failures)} failed, {duration(spent)}.")
     failed = [{"job": job.name, "error": error} for job, error in failures.items()]
-    run = sum(len(task.jobs) for task in attacks)
+    run = len(attacks)
     return (1 if failures else 0), {"jobs": len(jobs), "done": done, "run": run, "failed": failed}
 
 
@@ -277,32 +314,40 @@ def _announce(
     seconds = sum(task.seconds for task in work) / slots
     terminal.say(
         f"{len(jobs)} jobs on {len({job.victim_name for job in jobs})} victims, "
-        f"{sum(len(task.jobs) for task in tasks[1])} to run: about {_duration(seconds)} with {slots} "
+        f"{len(tasks[1])} to run: about {duration(seconds)} with {slots} "
         f"worker{'s' if slots > 1 else ''}."
     )
     return seconds
 
 
-def _listed(terminal: Terminal, jobs: tuple[Job, ...], tasks: tuple[dict[str, Task], list[Task]], slots: int) -> None:
+def _listed(
+    terminal: Terminal, jobs: tuple[Job, ...], tasks: tuple[dict[str, Task], list[Task]], slots: int
+) -> None:
     seconds = _announce(terminal, jobs, tasks, slots)
     work = [*tasks[0].values(), *tasks[1]]
     for task in work:
-        terminal.say(f"{_duration(task.seconds):>8} {task.bytes / 1e9:7.2f} GB   {task}")
-    told = [{"task": str(t), "jobs": len(t.jobs), "seconds": t.seconds, "bytes": t.bytes} for t in work]
-    todo = sum(len(task.jobs) for task in tasks[1])
-    terminal.answer({"jobs": len(jobs), "to_run": todo, "estimated_seconds": seconds, "tasks": told})
+        terminal.say(f"{duration(task.seconds):>8} {task.bytes / 1e9:7.2f} GB   {task}")
+    told = [{"task": str(t), "jobs": 1, "seconds": t.seconds, "bytes": t.bytes} for t in work]
+    todo = len(tasks[1])
+    terminal.answer(
+        {"jobs": len(jobs), "to_run": todo, "estimated_seconds": seconds, "tasks": told}
+    )
 
 
 def _carried_out(
-    terminal: Terminal, state: Sweep, trainings: dict[str, Task], attacks: list[Task], engine: Engine
+    terminal: Terminal,
+    state: Sweep,
+    trainings: dict[str, Task],
+    attacks: list[Task],
+    engine: Engine,
 ) -> dict[Job, str]:
-    total = sum(len(task.jobs) for task in attacks)
+    total = len(attacks)
     told = time.perf_counter()
     with engine, terminal.progress("sweep", total) as report:
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: SweepProgress) -> None:
             nonlocal told
-            left = "" if progress.left is None else f", about {_duration(progress.left)} left"
+            left = "" if progress.left is None else f", about {duration(progress.left)} left"
             failed = f", {progress.failed} failed" if progress.failed else ""
             text = f"{progress.done} of {progress.total} jobs{failed}{left}"
             report(progress.done, text)
@@ -314,12 +359,29 @@ def _carried_out(
 
 
 def _engine(
-    kind: str, address: str | None, slots: int, threads: int, cpus: float, gpus: float, device: str, out: Path
+    kind: str,
+    address: str | None,
+    slots: int,
+    threads: int,
+    cpus: float,
+    gpus: float,
+    device: str,
+    out: Path,
 ) -> Engine:
-    if kind == "ray":
-        from recollect.experiments.ray_engine import RayEngine
+    from recollect.study.engines import LocalEngine
+    from recollect.system.device import choose_device, total_memory
 
-        return RayEngine(address=address, workers=slots, threads=threads, cpus=cpus, gpus=gpus, folder=out.absolute())
+    if kind == "ray":
+        from recollect.study.ray_engine import RayEngine
+
+        return RayEngine(
+            address=address,
+            workers=slots,
+            threads=threads,
+            cpus=cpus,
+            gpus=gpus,
+            folder=out.absolute(),
+        )
     if address is not None:
         raise OptionError("expected --address with --engine ray, got --engine local; leave it out")
     names = _gpus() if device == "cuda" else []
@@ -330,7 +392,9 @@ def _engine(
 def _slots(device: str, threads: int) -> int:
     if device == "cuda":
         return max(1, len(_gpus()))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, cores // threads)
 
 
@@ -343,17 +407,25 @@ def _check_counts(workers: int | None, threads: int) -> None:
 def _reserved(engine: str, device: str, cpus: float, gpus: float | None) -> float:
     """GPUs that Ray reserves for a job."""
     if engine == "local" and (gpus is not None or cpus != 1.0):
-        raise OptionError("expected --cpus-per-job and --gpus-per-job with --engine ray, got local; leave them out")
+        raise OptionError(
+            "expected --cpus-per-job and --gpus-per-job with --engine ray, got local; leave them out"
+        )
     wanted = (1.0 if device == "cuda" else 0.0) if gpus is None else gpus
     for name, value in (("--cpus-per-job", cpus), ("--gpus-per-job", wanted)):
         if not 0 <= value <= 10_000 or (value > 1 and value != int(value)):
-            raise OptionError(f"expected {name} of a whole number, or a part of one, got {value}; choose another")
+            raise OptionError(
+                f"expected {name} of a whole number, or a part of one, got {value}; choose another"
+            )
     if device == "cpu" and wanted:
-        raise OptionError(f"expected no GPUs with --device cpu, got --gpus-per-job {wanted:g}; leave one of them out")
+        raise OptionError(
+            f"expected no GPUs with --device cpu, got --gpus-per-job {wanted:g}; leave one of them out"
+        )
     return wanted
 
 
 def _gpus() -> list[str]:
+    import torch
+
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     return shown.split(",") if shown else [str(k) for k in range(torch.cuda.device_count())]
 
@@ -361,11 +433,7 @@ def _gpus() -> list[str]:
 def _sources(given: list[str]) -> dict[str, str]:
     sources = dict(one.split("=", 1) for one in given if "=" in one)
     if len(sources) < len(given) or not all(sources) or not all(sources.values()):
-        raise OptionError(f"expected --data NAME=PATH, got {' '.join(given)}; for example cifar10=cifar10.npz")
+        raise OptionError(
+            f"expected --data NAME=PATH, got {' '.join(given)}; for example cifar10=cifar10.npz"
+        )
     return {name: str(Path(path).absolute()) for name, path in sources.items()}
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

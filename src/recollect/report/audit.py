@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from recollect.audit import ANSWERS, CALLED, Audit, Verdict
-from recollect.metrics import RECOVERED, Score
-from recollect.records import Record
+from recollect.auditing.call import Audit
+from recollect.auditing.verdict import ANSWERS, CALLED, Verdict
+from recollect.examine.findings import Severity
 from recollect.report.figures import confidence_plot, error_plot, loss_trace, spectrum_plot
 from recollect.report.html import SHOWN, hidden, image_pairs, page
 from recollect.report.pictures import data_uri
-from recollect.truth import Truth
-from recollect.victim.validate import Finding, Severity
+from recollect.truth.metrics import RECOVERED
 
 _MEANING = {
     Verdict.EXPOSED: (
@@ -58,46 +56,35 @@ _NOT_IN_WEIGHTS = (
 )
 
 
-def by_truth(done: Audit, score: Score) -> tuple[int, int]:
-    """How many training points came back, and how many of the points called are one; up to sign where that is open."""
-    errors, closest = (
-        (score.errors_up_to_sign, score.closest_up_to_sign) if done.up_to_sign else (score.errors, score.closest)
-    )
-    right = 0 if done.called is None else int((done.called & (closest < RECOVERED)).sum())
-    return int((errors < RECOVERED).sum()), right
-
-
-def render_audit(
-    done: Audit | None,
-    findings: tuple[Finding, ...],
-    verdict: Verdict,
-    record: Record | None = None,
-    truth: Truth | None = None,
-    score: Score | None = None,
-    subject: Mapping[str, Any] | None = None,
-) -> str:
-    """`done` None: something stopped the audit before it began. `subject`: the files, the options, the date."""
-    calls = None if done is None else done.called
-    pairs = [] if record is None else image_pairs(record, truth, score, SHOWN)
+def render_audit(done: Audit) -> str:
+    """The page of an audit; of one that a finding stopped too."""
+    calls, verdict, findings, score = done.called, done.verdict, done.findings, done.score
+    record = done.record()
+    pairs = [] if record is None else image_pairs(record, done.truth, score, SHOWN)
     sections: dict[str, Any] = {
         "verdict": verdict.value,
         "grave": verdict in (Verdict.EXPOSED, Verdict.PARTLY),
         "answer": ANSWERS[verdict],
-        "summary": _summary(done, verdict, score),
-        "victim": "" if done is None else done.inspection.description,
+        "summary": _summary(done),
+        "victim": "" if done.outcome is None else done.outcome.inspection.description,
         "meaning": _MEANING[verdict],
-        "advice": (*_ADVICE[verdict], *((_NOT_IN_WEIGHTS,) if verdict is Verdict.NOT_FOUND else ())),
-        "subject": subject,
+        "advice": (
+            *_ADVICE[verdict],
+            *((_NOT_IN_WEIGHTS,) if verdict is Verdict.NOT_FOUND else ()),
+        ),
+        "subject": done.subject,
         "stops": [finding for finding in findings if finding.severity is Severity.STOPS],
         "limits": [finding for finding in findings if finding.severity is Severity.LIMITS],
-        "done": done,
+        "done": done.outcome,
         "score": score,
         "pairs": [
             {
                 "number": pair.number,
                 "error": pair.error,
                 "confidence": pair.confidence,
-                "good": pair.error < RECOVERED if pair.error is not None else (pair.confidence or 0.0) >= CALLED,
+                "good": pair.error < RECOVERED
+                if pair.error is not None
+                else calls is not None and bool(calls[pair.number - 1]),
                 "true": None if pair.true is None else data_uri(pair.true),
                 "recovered": None if pair.recovered is None else data_uri(pair.recovered),
             }
@@ -111,7 +98,9 @@ def render_audit(
         "spectrum": None
         if record is None or record.singular_values is None
         else spectrum_plot(record.singular_values.tolist(), int(record.facts.get("rank", 1))),
-        "errors": None if score is None else error_plot(score.errors.tolist(), RECOVERED, score.chance.get("span")),
+        "errors": None
+        if score is None
+        else error_plot(score.errors.tolist(), RECOVERED, score.chance.get("span")),
         "notes": [] if record is None else record.facts.get("notes", []),
         "facts": {} if record is None else record.facts,
         "called": None if calls is None else int(calls.sum()),
@@ -121,27 +110,30 @@ def render_audit(
     return page("audit.html.j2", sections)
 
 
-def _summary(done: Audit | None, verdict: Verdict, score: Score | None) -> str:
+def _summary(done: Audit) -> str:
     """A sentence or two that claim no more than was seen."""
-    calls = None if done is None else done.called
-    if done is None or calls is None:
+    calls, outcome, found = done.called, done.outcome, done.reconstruction
+    if outcome is None or found is None or calls is None:
         return "Nothing was reconstructed."
     called = int(calls.sum())
-    sign = ", up to its sign (an image may be its negative)" if done.up_to_sign else ""
-    if score is not None:
-        recovered, right = by_truth(done, score)
+    sign = ", up to its sign (an image may be its negative)" if outcome.up_to_sign else ""
+    if done.score is not None:
+        recovered, right = done.right()
         return (
-            f"{recovered} of {len(score.errors)} training inputs were read back with an error below {RECOVERED:g}"
-            f"{sign}. Without the truth {called} of {len(calls)} candidates would be called recovered; {right} of them "
-            "are."
+            f"{recovered} of {len(done.score.errors)} training inputs were read back with an error below "
+            f"{RECOVERED:g}{sign}. Without the truth {called} of {len(calls)} candidates would be called recovered; "
+            f"{right} of them are."
         )
-    if done.best is not None and verdict is Verdict.PARTLY and done.best.likely > called:
-        rest = f" {done.best.likely - called} more are held as points of null victims are not: many are near one."
-    elif called and verdict is Verdict.NOT_FOUND:
+    likely = 0 if outcome.best is None else outcome.best.likely
+    if done.verdict is Verdict.PARTLY and likely > called:
+        rest = f" {likely - called} more are held as points of null victims are not: many are near one."
+    elif called and done.verdict is Verdict.NOT_FOUND:
         rest = " That is no more than chance would call."
     else:
         rest = ""
-    if not done.nulls:
+    for why in dict.fromkeys(withheld.why for withheld in found.withheld):
+        rest += f" No point is called recovered because {why}."
+    if not outcome.nulls:
         rest += " No null victim was attacked in the time: how often the method errs on this model is not known."
     return (
         f"{called} of {len(calls)} candidates are held so firmly by the weights that each is very likely a training "

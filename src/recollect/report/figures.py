@@ -42,7 +42,11 @@ def loss_trace(trace: Sequence[float]) -> str:
 
     def draw(axes: Axes) -> None:
         axes.plot(
-            np.flatnonzero(keep) + 1, values[keep], color=_BLUE, linewidth=1.4, marker="." if keep.sum() < 2 else ""
+            np.flatnonzero(keep) + 1,
+            values[keep],
+            color=_BLUE,
+            linewidth=1.4,
+            marker="." if keep.sum() < 2 else "",
         )
         axes.set(**_log(keep, "xscale", "yscale"), xlabel="iteration", ylabel="‖P⊥Δθ‖² / ‖Δθ‖²")
 
@@ -74,13 +78,29 @@ def error_plot(errors: Sequence[float], threshold: float, chance: float | None) 
     def draw(axes: Axes) -> None:
         _sorted(axes, values)
         axes.axhline(threshold, color=_INK, linewidth=0.8, linestyle="--")
-        high = bool((values > threshold).sum() > len(values) / 2)  # the words go where fewer points are
+        high = bool(
+            (values > threshold).sum() > len(values) / 2
+        )  # the words go where fewer points are
         place: Any = {"ha": "right", "va": "top"} if high else {"ha": "left", "va": "bottom"}
-        axes.text(1 if high else _INDENT, threshold, "recovered below", transform=axes.get_yaxis_transform(), **place)
+        axes.text(
+            1 if high else _INDENT,
+            threshold,
+            "recovered below",
+            transform=axes.get_yaxis_transform(),
+            **place,
+        )
         if chance is not None:
             axes.axhline(chance, color=_ORANGE, linewidth=1.2)
-            axes.text(_INDENT, chance, "chance, within the span", va="bottom", transform=axes.get_yaxis_transform())
-        axes.set(**_log(values > 0, "yscale"), xlabel="points, sorted", ylabel="error ‖x − x̂‖ / ‖x‖")
+            axes.text(
+                _INDENT,
+                chance,
+                "chance, within the span",
+                va="bottom",
+                transform=axes.get_yaxis_transform(),
+            )
+        axes.set(
+            **_log(values > 0, "yscale"), xlabel="points, sorted", ylabel="error ‖x − x̂‖ / ‖x‖"
+        )
 
     return _svg(draw)
 
@@ -92,7 +112,9 @@ def confidence_plot(confidence: Sequence[float], level: float) -> str:
     def draw(axes: Axes) -> None:
         _sorted(axes, values)
         axes.axhline(level, color=_INK, linewidth=0.8, linestyle="--")
-        right = axes.get_yaxis_transform()  # where the least sure are: no point comes near the words
+        right = (
+            axes.get_yaxis_transform()
+        )  # where the least sure are: no point comes near the words
         axes.text(1, level, "called recovered above", va="bottom", ha="right", transform=right)
         axes.set(ylim=(-0.03, 1.05), xlabel="candidates, sorted", ylabel="confidence")
 
@@ -132,10 +154,16 @@ def _svg(draw: Callable[[Axes], None]) -> str:
                 axis.set_minor_formatter(_Plain())
         stream = io.StringIO()
         figure.savefig(
-            stream, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            stream,
+            format="svg",
+            transparent=True,
+            metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")),
         )
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     return re.sub(
-        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
+        r'(<svg[^>]*?) width="[^"]*"',
+        r"\1",
+        re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1),
+        count=1,
     )

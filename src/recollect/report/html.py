@@ -11,12 +11,12 @@ import jinja2
 import numpy as np
 import torch
 
-from recollect.images import guess_shape, stretch
-from recollect.metrics import RECOVERED, Score, psnr, ssim
 from recollect.records import Record
 from recollect.report.figures import error_plot, loss_trace, spectrum_plot
 from recollect.report.pictures import data_uri
-from recollect.truth import Truth
+from recollect.truth.files import Truth
+from recollect.truth.images import guess_shape, stretch
+from recollect.truth.metrics import RECOVERED, Score, psnr, ssim
 
 SHOWN = 200
 """Pictures on a page: more would make it too large to send."""
@@ -59,7 +59,9 @@ def render(record: Record, truth: Truth | None, score: Score | None) -> str:
         "spectrum": None
         if record.singular_values is None
         else spectrum_plot(record.singular_values.tolist(), int(record.facts.get("rank", 1))),
-        "errors": None if score is None else error_plot(score.errors.tolist(), RECOVERED, score.chance.get("span")),
+        "errors": None
+        if score is None
+        else error_plot(score.errors.tolist(), RECOVERED, score.chance.get("span")),
         "threshold": RECOVERED,
     }
     return page("report.html.j2", sections)
@@ -69,7 +71,9 @@ def page(template: str, sections: Mapping[str, Any]) -> str:
     """A template of this folder, filled in; whatever is put in is escaped."""
     folder = importlib.resources.files("recollect.report")
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8")),
+        loader=jinja2.FunctionLoader(
+            lambda name: folder.joinpath(name).read_text(encoding="utf-8")
+        ),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -84,14 +88,18 @@ def _sentence(text: str) -> str:
     return text if "." in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
-def image_pairs(record: Record, truth: Truth | None, score: Score | None, most: int | None = None) -> list[Pair]:
+def image_pairs(
+    record: Record, truth: Truth | None, score: Score | None, most: int | None = None
+) -> list[Pair]:
     """Image by image, best first, `most` at most; without truth, the recovered ones by confidence. Empty for
     non-images."""
     if truth is None or score is None:
         shape, sure = record.image_shape or guess_shape(record.inputs.shape[1]), record.confidence
         if shape is None:
             return []
-        order = torch.argsort(torch.zeros(len(record.inputs)) if sure is None else -sure, stable=True)[:most]
+        order = torch.argsort(
+            torch.zeros(len(record.inputs)) if sure is None else -sure, stable=True
+        )[:most]
         return [
             Pair(k + 1, None, None, image, confidence=None if sure is None else float(sure[k]))
             for k, image in zip(order.tolist(), stretch(record.inputs[order], shape), strict=True)
@@ -105,7 +113,10 @@ def image_pairs(record: Record, truth: Truth | None, score: Score | None, most: 
             return []
         true, recovered = stretch(truth.inputs[i], shape), stretch(record.inputs[j], shape)
     else:
-        true, recovered = space.pixels(truth.inputs[i], truth.norms[i]), space.pixels(record.inputs[j], truth.norms[i])
+        true, recovered = (
+            space.pixels(truth.inputs[i], truth.norms[i]),
+            space.pixels(record.inputs[j], truth.norms[i]),
+        )
     return [
         Pair(
             int(i[k]) + 1,
@@ -144,5 +155,7 @@ def summary(record: Record, score: Score | None) -> str:
     if lucky > 0.005:
         sentence += f" Guessing within the span of the data would have found {lucky:.0%} of them."
     if score.missed or score.spurious:
-        sentence += f" {score.missed} were not looked for, {score.spurious} candidates match nothing."
+        sentence += (
+            f" {score.missed} were not looked for, {score.spurious} candidates match nothing."
+        )
     return sentence

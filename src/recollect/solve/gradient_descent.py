@@ -5,59 +5,90 @@ V ← βV + ∇L(Z),   Z ← Π(Z − ηV),   β = 0.9, η = 20 (synthetic) or 2
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from recollect.errors import OptionError
-from recollect.geometry import Geometry
-from recollect.shapes import Float, Tensor
-from recollect.solve.loop import State
-from recollect.span import Fit, Span
+from recollect.options import check, option
+
+if TYPE_CHECKING:  # options are read by the command line, which must not wait for torch
+    from recollect.geometry import Geometry
+    from recollect.objective.base import Fit, Objective
+    from recollect.shapes import Float, Tensor
+    from recollect.solve.loop import State
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientDescent:
-    """`step_size` None: the paper's two values, told apart by the victim's input dimension (`paper_step`)."""
+    """The paper's solver.
 
-    step_size: float | None = None
-    momentum: float = 0.9
-    iterations: int = 10_000
+    Parameters
+    ----------
+    step_size
+        η. None: the paper's two values, chosen by the input dimension (`paper_step`).
+    momentum
+        β.
+    iterations
+        Number of steps.
+    """
+
+    step_size: float | None = option(
+        None,
+        name="step",
+        help="Step size; auto is 20 for inputs of up to 256 dimensions, else 2000.",
+        positive=True,
+        hint="the paper uses 20 and 2000",
+    )
+    momentum: float = option(
+        0.9,
+        help="Momentum.",
+        least=0,
+        most=1 - 1e-9,
+        hint="choose one in [0, 1): the paper uses 0.9",
+    )
+    iterations: int = option(
+        10_000,
+        help="Largest number of iterations of each run (10000 for gd, 200 for the others).",
+        least=1,
+        most=10**8,
+        hint="the paper uses 10000",
+    )
 
     def __post_init__(self) -> None:
-        if self.step_size is not None and not (math.isfinite(self.step_size) and self.step_size > 0):
-            raise OptionError(f"expected --step of a positive number, got {self.step_size}; the paper uses 20 and 2000")
-        if not 0 <= self.momentum < 1:
-            raise OptionError(f"expected --momentum in [0, 1), got {self.momentum}; the paper uses 0.9")
-        if not 1 <= self.iterations <= 10**8:
-            raise OptionError(
-                f"expected --iterations between 1 and 10⁸, got {self.iterations:.6g}; the paper uses 10000"
-            )
+        check(self)
+
+    @property
+    def name(self) -> str:
+        return "gradient descent"
 
     @property
     def capturable(self) -> bool:
         return True
 
-    def flops(self, span: Span, Z: Float[Tensor, "*s n r"]) -> float:
-        return span.flops(Z.shape[:-1].numel())
+    def flops(self, objective: Objective, Z: Float[Tensor, "*s n r"]) -> float:
+        return objective.flops(Z.shape[:-1].numel())
 
     def at_rest(self, state: State) -> bool:
         return False
 
     def init(self, Z: Float[Tensor, "*s n r"]) -> State:
-        return {"Z": Z, "velocity": torch.zeros_like(Z)}
+        return {"Z": Z, "velocity": Z.new_zeros(Z.shape)}
 
-    def step(self, span: Span, geometry: Geometry, state: State, jitter: Float[Tensor, "*s"]) -> tuple[State, Fit]:
+    def step(
+        self, objective: Objective, geometry: Geometry, state: State, jitter: Float[Tensor, "*s"]
+    ) -> tuple[State, Fit]:
         if self.step_size is None:
             raise OptionError("expected a step size, got none; use paper_step")
-        fit = span.fit(state["Z"], jitter=jitter)
+        fit = objective.fit(state["Z"], jitter=jitter)
         if fit.gradient is None:
-            raise TypeError("the span gave no gradient")
+            raise TypeError("the objective gave no gradient")
         velocity = self.momentum * state["velocity"] + fit.gradient
-        return {"Z": geometry.project(state["Z"] - self.step_size * velocity), "velocity": velocity}, fit
+        return {
+            "Z": geometry.project(state["Z"] - self.step_size * velocity),
+            "velocity": velocity,
+        }, fit
 
 
 def paper_step(d: int) -> float:
-    """η = 20 for the paper's synthetic data (d = 60), 2000 for CIFAR-10 (d = 3072): decided from the victim alone."""
+    """η = 20 for the paper's synthetic data (d = 60), 2000 for CIFAR-10 (d = 3072): decided by the dimension alone."""
     return 20.0 if d <= 256 else 2000.0

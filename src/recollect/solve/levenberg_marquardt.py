@@ -5,83 +5,109 @@ s = −(JᵀJ + λ·mean(diag JᵀJ)·I)⁻¹ g,   Z ← Π(Z + s) if that lower
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from recollect.errors import OptionError
-from recollect.geometry import Geometry
-from recollect.shapes import Float, Tensor
-from recollect.solve.loop import State
-from recollect.span import ExactSpan, Fit, Span
+from recollect.options import check, option
 
-_TRIES = 20
-_LEAST = 1e-8
-"""Below this λ is as good as zero; it must find its way back up within the tries."""
-_AT_REST = 3
+if TYPE_CHECKING:  # options are read by the command line, which must not wait for torch
+    from recollect.geometry import Geometry
+    from recollect.objective.base import ExactObjective, Fit, Objective
+    from recollect.shapes import Float, Tensor
+    from recollect.solve.loop import State
+
+_TRIES_PER_STEP = 20
+_MIN_DAMPING = 1e-8
+"""Below this, λ has the effect of zero. It must be able to grow back within the tries of one step."""
+_STEPS_AT_REST = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevenbergMarquardt:
-    """One linearisation a step; λ is raised until the loss falls, so the loss never rises."""
+    """One linearisation per step. λ is raised until the loss falls, so the loss never rises.
 
-    iterations: int = 200
-    damping: float = 0.1
-    """λ of the first step."""
-    settled: float = 1e-4
-    """A step that lowers the loss by a smaller share of it counts as rest; three in a row end the run."""
+    Parameters
+    ----------
+    iterations
+        Largest number of steps.
+    damping
+        λ of the first step.
+    settled
+        A step that lowers the loss by a smaller share than this counts as rest; three in a row end the run.
+    """
+
+    iterations: int = option(
+        200,
+        help="Largest number of iterations of each run.",
+        least=1,
+        most=10**6,
+        hint="200 is plenty",
+    )
+    damping: float = option(
+        0.1, help="Damping λ of the first step.", positive=True, hint="0.1 is usual"
+    )
+    settled: float = option(
+        1e-4,
+        help="Share of the loss below which a step counts as rest.",
+        least=0,
+        most=1 - 1e-9,
+        hint="1e-4 is usual",
+    )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.iterations <= 10**6:
-            raise OptionError(f"expected --iterations between 1 and 10⁶, got {self.iterations:.6g}; 200 is plenty")
-        if not (math.isfinite(self.damping) and self.damping > 0):
-            raise OptionError(f"expected a positive damping, got {self.damping}; 0.1 is usual")
-        if not 0 <= self.settled < 1:
-            raise OptionError(f"expected settled in [0, 1), got {self.settled}; 1e-4 is usual")
+        check(self)
+
+    @property
+    def name(self) -> str:
+        return "Levenberg–Marquardt"
 
     @property
     def capturable(self) -> bool:
         return False
 
-    def flops(self, span: Span, Z: Float[Tensor, "n r"]) -> float:
-        return _exact(span).normal_flops(*Z.shape)
+    def flops(self, objective: Objective, Z: Float[Tensor, "n r"]) -> float:
+        return _exact(objective).normal_flops(len(Z))
 
     def at_rest(self, state: State) -> bool:
-        return int(state["rest"]) >= _AT_REST
+        return int(state["rest"]) >= _STEPS_AT_REST
 
     def init(self, Z: Float[Tensor, "n r"]) -> State:
         return {
             "Z": Z,
-            "damping": torch.tensor(self.damping, dtype=torch.float64, device=Z.device),
-            "rest": torch.zeros((), dtype=torch.int64, device=Z.device),
+            "damping": Z.new_tensor(self.damping).double(),
+            "rest": Z.new_zeros(()).long(),
         }
 
-    def step(self, span: Span, geometry: Geometry, state: State, jitter: Float[Tensor, ""]) -> tuple[State, Fit]:
+    def step(
+        self, objective: Objective, geometry: Geometry, state: State, jitter: Float[Tensor, ""]
+    ) -> tuple[State, Fit]:
         Z, damping, rest = state["Z"], float(state["damping"]), int(state["rest"])
-        fit, normal = _exact(span).linearise(Z, geometry, jitter)
+        fit, normal = _exact(objective).linearise(Z, geometry, jitter)
         before = after = float(fit.loss)
-        for _ in range(_TRIES):
+        for _ in range(_TRIES_PER_STEP):
             trial = geometry.project(Z + normal.step(damping))
-            loss = float(span.fit(trial, gradient=False, jitter=jitter).loss)
+            loss = float(objective.fit(trial, gradient=False, jitter=jitter).loss)
             if loss < before:
-                Z, damping, after = trial, max(damping / 5, _LEAST), loss
+                Z, damping, after = trial, max(damping / 5, _MIN_DAMPING), loss
                 break
             damping *= 4
         rest = rest + 1 if before - after < self.settled * before else 0
         if after == before:  # no damping helps
-            rest = _AT_REST
+            rest = _STEPS_AT_REST
         return {
             "Z": Z,
-            "damping": torch.full_like(state["damping"], damping),
-            "rest": torch.full_like(state["rest"], rest),
+            "damping": state["damping"].new_tensor(damping),
+            "rest": state["rest"].new_tensor(rest),
         }, fit
 
 
-def _exact(span: Span) -> ExactSpan:
-    if not isinstance(span, ExactSpan):
+def _exact(objective: Objective) -> ExactObjective:
+    from recollect.objective.base import ExactObjective
+
+    if not isinstance(objective, ExactObjective):
         raise OptionError(
             "expected parameters whose normal equations can be formed with --solver lm, got others; use --solver gd, "
             "or --parameters last"
         )
-    return span
+    return objective

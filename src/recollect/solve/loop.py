@@ -10,6 +10,7 @@ A run may hold several starts, stacked along a first dimension: they share their
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,10 +22,10 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from recollect.geometry import Geometry
-from recollect.progress import Report
+from recollect.objective.base import Fit, Objective
 from recollect.shapes import Float, Int, Tensor
-from recollect.span import Fit, Span
-from recollect.threads import threads_for
+from recollect.system.device import threads_for
+from recollect.system.progress import Report
 
 _CHECK = 50
 _REPORT_SECONDS = 0.2
@@ -44,13 +45,20 @@ class Status(Enum):
     """How a run ended. The value is the message."""
 
     CONVERGED = "converged: the residual reached the tolerance"
-    STATIONARY = "done: the residual has levelled off; the confidence of each point says what to make of it"
-    SIGNS = "signs not settled: any point may be the negative of what it stands for; the notes say why"
+    STATIONARY = (
+        "done: the residual has levelled off; the confidence of each point says what to make of it"
+    )
+    SIGNS = (
+        "signs not settled: any point may be the negative of what it stands for; the notes say why"
+    )
     ITERATIONS = (
         "ran all its iterations; the best point found is kept: "
         "raise --iterations or --restarts if the loss was still falling"
     )
     INTERRUPTED = "interrupted; the best so far is kept: run the same command again to resume"
+    TIME = (
+        "stopped at the time limit; the best so far is kept, but no point is reported as recovered"
+    )
     DIVERGED = "stopped: a step left the finite numbers; use a smaller --step"
     SINGULAR = (
         "stopped: the Gram matrix of the candidates stayed singular at the largest jitter; "
@@ -61,20 +69,26 @@ class Status(Enum):
 @runtime_checkable
 class Solver(Protocol):
     @property
+    def name(self) -> str:
+        """The method in words."""
+
+    @property
     def iterations(self) -> int:
-        """Steps to take at most."""
+        """Largest number of steps."""
 
     @property
     def capturable(self) -> bool:
         """Whether a step never waits for the device, so that the loop need not look after each one either."""
 
-    def flops(self, span: Span, Z: Float[Tensor, "*s n r"]) -> float:
+    def flops(self, objective: Objective, Z: Float[Tensor, "*s n r"]) -> float:
         """About how many operations a step takes."""
 
     def init(self, Z: Float[Tensor, "*s n r"]) -> State:
         """The state before the first step."""
 
-    def step(self, span: Span, geometry: Geometry, state: State, jitter: Float[Tensor, "*s"]) -> tuple[State, Fit]:
+    def step(
+        self, objective: Objective, geometry: Geometry, state: State, jitter: Float[Tensor, "*s"]
+    ) -> tuple[State, Fit]:
         """The next state, and the fit at the present one."""
 
     def at_rest(self, state: State) -> bool:
@@ -96,12 +110,26 @@ class Run:
 
     def tensors(self) -> dict[str, Tensor]:
         state = {f"state.{name}": tensor for name, tensor in self.state.items()}
-        return {**state, **{field.name: getattr(self, field.name) for field in fields(self) if field.name != "state"}}
+        return {
+            **state,
+            **{
+                field.name: getattr(self, field.name)
+                for field in fields(self)
+                if field.name != "state"
+            },
+        }
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Run:
-        state = {name.removeprefix("state."): tensor for name, tensor in tensors.items() if name.startswith("state.")}
-        return cls(state, **{field.name: tensors[field.name] for field in fields(cls) if field.name != "state"})
+        state = {
+            name.removeprefix("state."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("state.")
+        }
+        return cls(
+            state,
+            **{field.name: tensors[field.name] for field in fields(cls) if field.name != "state"},
+        )
 
 
 @dataclass(frozen=True)
@@ -118,14 +146,18 @@ class Outcome:
 def start(solver: Solver, Z: Float[Tensor, "*s n r"]) -> Run:
     starts = Z.shape[:-2]
     inf = torch.full(starts, torch.inf, dtype=torch.float64, device=Z.device)
-    trace = torch.full((*starts, solver.iterations), torch.nan, dtype=torch.float64, device=Z.device)
-    rung, iteration = (torch.zeros(shape, dtype=torch.int64, device=Z.device) for shape in (starts, (1,)))
+    trace = torch.full(
+        (*starts, solver.iterations), torch.nan, dtype=torch.float64, device=Z.device
+    )
+    rung, iteration = (
+        torch.zeros(shape, dtype=torch.int64, device=Z.device) for shape in (starts, (1,))
+    )
     return Run(solver.init(Z), Z, inf, trace, rung, iteration)
 
 
 def minimise(
     solver: Solver,
-    span: Span,
+    objective: Objective,
     geometry: Geometry,
     run: Run,
     *,
@@ -133,13 +165,17 @@ def minimise(
     report: Report,
     save: Callable[[Run, float], None],
     seconds: float = 0.0,
+    deadline: float = math.inf,
 ) -> tuple[Outcome, ...]:
-    """Step until the tolerance, the last iteration, a singular Gram or Ctrl-C; the best point each start has met.
+    """Step until the tolerance, the last iteration, a singular Gram, the deadline or Ctrl-C.
 
-    Several starts end together: when one of them reaches the tolerance, or none can go on. `seconds` were spent on this
-    run before it was interrupted.
+    Returns the best points that each start has met. Several starts end together: when one of them reaches the
+    tolerance, or when none can go on. `seconds` were spent on this run before it was interrupted. `deadline` is a
+    value of `time.monotonic()`.
     """
-    if (kept := run.trace.shape[-1]) < solver.iterations:  # resumed with more iterations than it was started with
+    if (
+        kept := run.trace.shape[-1]
+    ) < solver.iterations:  # resumed with more iterations than it was started with
         more = run.trace.new_full((*run.trace.shape[:-1], solver.iterations - kept), torch.nan)
         run = replace(run, trace=torch.cat([run.trace, more], dim=-1))
     ladder = torch.tensor(JITTERS, dtype=torch.float64, device=run.trace.device)
@@ -147,11 +183,16 @@ def minimise(
     began = time.perf_counter() - seconds
     reported = saved = time.perf_counter()
     try:
-        with threads_for(solver.flops(span, run.best_Z), run.trace.device):
-            advance: Advance = partial(_advance, solver, span, geometry, ladder)
+        with threads_for(solver.flops(objective, run.best_Z), run.trace.device):
+            advance: Advance = partial(_advance, solver, objective, geometry, ladder)
             iteration = int(run.iteration)
             look = _CHECK if solver.capturable else 1
-            if solver.capturable and span.capturable and run.trace.is_cuda and iteration < solver.iterations:
+            if (
+                solver.capturable
+                and objective.capturable
+                and run.trace.is_cuda
+                and iteration < solver.iterations
+            ):
                 advance, run = captured(advance, run)
             while True:
                 # Looked at before stepping, so that a finished run resumes to its end.
@@ -166,6 +207,9 @@ def minimise(
                         break
                 if iteration >= solver.iterations:
                     break
+                if time.monotonic() > deadline:
+                    status = Status.TIME
+                    break
                 run = advance(run)
                 iteration += 1
                 now = time.perf_counter()
@@ -177,20 +221,27 @@ def minimise(
                     saved = time.perf_counter()
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
-    outcomes = _finish(span, run, ladder, status)
+    outcomes = _finish(objective, run, ladder, status)
     spent = time.perf_counter() - began
     save(run, spent)
     return tuple(replace(outcome, seconds=spent) for outcome in outcomes)
 
 
-def _advance(solver: Solver, span: Span, geometry: Geometry, ladder: Tensor, run: Run) -> Run:
+def _advance(
+    solver: Solver, objective: Objective, geometry: Geometry, ladder: Tensor, run: Run
+) -> Run:
     jitter = ladder.take(run.rung.clamp_max(len(ladder) - 1))
-    state, fit = solver.step(span, geometry, run.state, jitter)
+    state, fit = solver.step(objective, geometry, run.state, jitter)
     run.trace.index_copy_(-1, run.iteration, fit.loss[..., None])
     failed = ~(torch.isfinite(fit.loss) & torch.isfinite(state["Z"]).flatten(-2).all(-1))
-    better = fit.loss < run.best_loss  # false for NaN; X itself is fine even where the step from it is not
+    better = (
+        fit.loss < run.best_loss
+    )  # false for NaN; X itself is fine even where the step from it is not
     return Run(
-        state={name: torch.where(_each(failed, new), run.state[name], new) for name, new in state.items()},
+        state={
+            name: torch.where(_each(failed, new), run.state[name], new)
+            for name, new in state.items()
+        },
         best_Z=torch.where(_each(better, run.best_Z), run.state["Z"], run.best_Z),
         best_loss=torch.minimum(run.best_loss, torch.nan_to_num(fit.loss, torch.inf)),
         trace=run.trace,
@@ -204,12 +255,14 @@ def _each(flags: Tensor, of: Tensor) -> Tensor:
     return flags.reshape(flags.shape + (1,) * (of.dim() - flags.dim()))
 
 
-def _finish(span: Span, run: Run, ladder: Tensor, status: Status) -> list[Outcome]:
+def _finish(objective: Objective, run: Run, ladder: Tensor, status: Status) -> list[Outcome]:
     jitter = ladder.take(run.rung.clamp_max(len(ladder) - 1))
     # The last step led somewhere that no fit has looked at yet.
-    last = span.fit(run.state["Z"], gradient=False, jitter=jitter).loss
+    last = objective.fit(run.state["Z"], gradient=False, jitter=jitter).loss
     better = last < run.best_loss
-    Z = torch.where(_each(better, run.best_Z), run.state["Z"], run.best_Z).reshape(-1, *run.best_Z.shape[-2:])
+    Z = torch.where(_each(better, run.best_Z), run.state["Z"], run.best_Z).reshape(
+        -1, *run.best_Z.shape[-2:]
+    )
     losses = torch.where(better, last, run.best_loss).reshape(-1).tolist()
     iterations = int(run.iteration)
     traces = run.trace[..., :iterations].reshape(len(Z), iterations).cpu()
@@ -248,7 +301,9 @@ def captured(advance: Advance, run: Run) -> tuple[Advance, Run]:
 def _recorded(advance: Advance, run: Run, fixed: Run) -> Advance:
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # lazily made handles and workspaces must exist before the capture
+    with torch.cuda.stream(
+        side
+    ):  # lazily made handles and workspaces must exist before the capture
         for _ in range(3):
             advance(Run.of({name: tensor.clone() for name, tensor in run.tensors().items()}))
     torch.cuda.current_stream().wait_stream(side)

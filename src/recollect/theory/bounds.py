@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from scipy.special import wrightomega
+
 from recollect.errors import OptionError
 
 _LARGEST = 700.0
@@ -35,7 +37,9 @@ class Lemma:
             raise OptionError(f"expected a dimension between 1 and 10¹⁵, got {self.d}; give --dim")
         for name, value in (("M", self.M), ("L", self.L)):
             if not (math.isfinite(value) and value > 0):
-                raise OptionError(f"expected {name} > 0, got {value:g}; it bounds the activation or its slope")
+                raise OptionError(
+                    f"expected {name} > 0, got {value:g}; it bounds the activation or its slope"
+                )
 
     def log_scale(self) -> float:
         """ln(LM/√d): the deviation ε is measured against the slope of the kernel over the sphere."""
@@ -48,7 +52,9 @@ class Lemma:
     def check(self, log_epsilon: float, log_delta: float) -> None:
         """Whether the lemma speaks of these ε and δ at all."""
         if not log_delta < 0:
-            raise OptionError(f"expected a failure probability δ below 1, got {_shown(log_delta)}; give --delta")
+            raise OptionError(
+                f"expected a failure probability δ below 1, got {_shown(log_delta)}; give --delta"
+            )
         limit = self.log_delta_limit(log_epsilon)
         if log_delta > limit:
             raise OptionError(
@@ -60,7 +66,11 @@ class Lemma:
         """ln p (eq:p_condition)."""
         self.check(log_epsilon, log_delta)
         d = self.d
-        inner = math.log(2 + 4 * d) - log_delta + 2 * d / (2 * d + 1) * (math.log(6) + self.log_scale() - log_epsilon)
+        inner = (
+            math.log(2 + 4 * d)
+            - log_delta
+            + 2 * d / (2 * d + 1) * (math.log(6) + self.log_scale() - log_epsilon)
+        )
         return math.log(8 * (2 * d + 1)) + 4 * math.log(self.M) - 2 * log_epsilon + math.log(inner)
 
     def log_epsilon(self, width: int | float, log_delta: float) -> float:
@@ -75,7 +85,7 @@ class Lemma:
         b = 2 * d / (2 * d + 1)
         log_K = math.log(8 * (2 * d + 1)) + 4 * math.log(self.M) - math.log(width)
         free = math.log(2 + 4 * d) - log_delta + b * (math.log(6) + self.log_scale())
-        s = b / 2 * lambert_of_log(math.log(2 / b) - log_K + 2 * free / b)
+        s = b / 2 * float(wrightomega(math.log(2 / b) - log_K + 2 * free / b))  # W(e^y)
         found = 0.5 * (log_K + math.log(s))
         self.check(found, log_delta)
         return found
@@ -86,7 +96,11 @@ class Lemma:
             raise OptionError(f"expected a positive width, got {width:g}; give --width")
         d = self.d
         exponent = self.exponent(math.log(width), log_epsilon) / (2 * d + 1)
-        return math.log(2 + 4 * d) + 2 * d / (2 * d + 1) * (math.log(6) + self.log_scale() - log_epsilon) - exponent
+        return (
+            math.log(2 + 4 * d)
+            + 2 * d / (2 * d + 1) * (math.log(6) + self.log_scale() - log_epsilon)
+            - exponent
+        )
 
     # The steps of the proof, for ln p: their p may have hundreds of digits too.
 
@@ -101,7 +115,9 @@ class Lemma:
     def log_net(self, radius: float) -> float:
         """ln of (3√d/r)^d ≥ T, the size of an r-net of the sphere; r ≤ √d."""
         if not 0 < radius <= math.sqrt(self.d):
-            raise OptionError(f"expected a net's radius in (0, √d], got {radius:g}; choose a smaller one")
+            raise OptionError(
+                f"expected a net's radius in (0, √d], got {radius:g}; choose a smaller one"
+            )
         return self.d * math.log(3 * math.sqrt(self.d) / radius)
 
     def net_size(self, radius: float) -> int:
@@ -112,13 +128,20 @@ class Lemma:
     def log_best_radius(self, log_width: float, log_epsilon: float) -> float:
         """ln r*, the radius at which the two ways to fail are least likely together."""
         d = self.d
-        inside = math.log(d) + 2 * d * math.log(3 * math.sqrt(d)) + log_epsilon - math.log(2 * self.L * self.M)
+        inside = (
+            math.log(d)
+            + 2 * d * math.log(3 * math.sqrt(d))
+            + log_epsilon
+            - math.log(2 * self.L * self.M)
+        )
         return (inside - self.exponent(log_width, log_epsilon)) / (2 * d + 1)
 
     def failure(self, log_width: float, log_epsilon: float, log_radius: float) -> float:
         """2(3√d/r)^{2d}exp(−pε²/(8M⁴)) + 8rLM/ε: a pair of the net deviates, or the slope is too large between."""
         d = self.d
-        nets = 2 * d * (math.log(3 * math.sqrt(d)) - log_radius) + self.log_hoeffding(log_width, log_epsilon)
+        nets = 2 * d * (math.log(3 * math.sqrt(d)) - log_radius) + self.log_hoeffding(
+            log_width, log_epsilon
+        )
         slope = math.log(8 * self.L * self.M) + log_radius - log_epsilon
         return _exp(nets) + _exp(slope)
 
@@ -130,13 +153,21 @@ def log_recovery_epsilon(log_C: float, alpha: float, alpha_hat: float, c: float)
     """
     for name, value in (("‖α‖₁", alpha), ("c", c)):
         if not (math.isfinite(value) and value > 0):
-            raise OptionError(f"expected {name} > 0, got {value:g}; every |α_i| must be at least c > 0")
+            raise OptionError(
+                f"expected {name} > 0, got {value:g}; every |α_i| must be at least c > 0"
+            )
     if not (math.isfinite(alpha_hat) and alpha_hat >= 0):
-        raise OptionError(f"expected ‖α̂‖₁ ≥ 0, got {alpha_hat:g}; give the coefficients that were found")
+        raise OptionError(
+            f"expected ‖α̂‖₁ ≥ 0, got {alpha_hat:g}; give the coefficients that were found"
+        )
     if not math.isfinite(alpha + alpha_hat):
-        raise OptionError(f"expected ‖α‖₁ + ‖α̂‖₁ below 10³⁰⁸, got {alpha:g} + {alpha_hat:g}; scale the labels down")
+        raise OptionError(
+            f"expected ‖α‖₁ + ‖α̂‖₁ below 10³⁰⁸, got {alpha:g} + {alpha_hat:g}; scale the labels down"
+        )
     if c > alpha:
-        raise OptionError(f"expected c = min |α_i| of at most ‖α‖₁ = {alpha:g}, got {c:g}; check the two")
+        raise OptionError(
+            f"expected c = min |α_i| of at most ‖α‖₁ = {alpha:g}, got {c:g}; check the two"
+        )
     return 2 * math.log(c) - math.log(4) - log_C - 2 * math.log(alpha + alpha_hat)
 
 
@@ -150,21 +181,10 @@ def log_recovery_width(
 def subspace_separation(delta: float, d: int, r: int) -> float:
     """Δ' = √(r/d)·Δ, the separation of the r-dimensional representatives; C is that of Δ' in r dimensions."""
     if not 1 <= r <= d:
-        raise OptionError(f"expected 1 ≤ r ≤ d = {d}, got {r}; give the dimension of the data's subspace")
+        raise OptionError(
+            f"expected 1 ≤ r ≤ d = {d}, got {r}; give the dimension of the data's subspace"
+        )
     return math.sqrt(r / d) * delta
-
-
-def lambert_of_log(y: float) -> float:
-    """W(e^y), the w > 0 with w + ln w = y: Newton's method, which never overflows."""
-    w = y - math.log(y) if y > 3 else math.exp(min(y, 1.0))
-    w = w if w > 0 else math.exp(y)
-    for _ in range(100):
-        step = (w + math.log(w) - y) / (1 + 1 / w)
-        following = w - step
-        w = following if following > 0 else w / 2
-        if abs(step) <= 4e-16 * w:
-            break
-    return w
 
 
 def whole(log_width: int | float) -> int | None:
@@ -177,4 +197,8 @@ def _exp(log_value: float) -> float:
 
 
 def _shown(log_value: float) -> str:
-    return f"{math.exp(log_value):.3g}" if abs(log_value) < _LARGEST else f"10^{log_value / math.log(10):.0f}"
+    return (
+        f"{math.exp(log_value):.3g}"
+        if abs(log_value) < _LARGEST
+        else f"10^{log_value / math.log(10):.0f}"
+    )

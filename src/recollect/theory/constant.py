@@ -42,7 +42,9 @@ def log_C(name: str, d: int, delta: float, tolerance: float) -> float:
 def approximation(name: str, d: int, delta: float, tolerance: float) -> Array:
     """g_m of a g within ε̃ of the bump everywhere, of nearly the least norm."""
     if not 0 < tolerance < 1:
-        raise OptionError(f"expected a tolerance ε̃ in (0, 1), got {tolerance:g}; it is c/(4(‖α‖₁ + ‖α̂‖₁)): check these")
+        raise OptionError(
+            f"expected a tolerance ε̃ in (0, 1), got {tolerance:g}; it is c/(4(‖α‖₁ + ‖α̂‖₁)): check these"
+        )
     log_eigen, f = log_eigenvalues(name, d)[:_HARMONICS], bump_coefficients(delta, d, _HARMONICS)
     log_mu, ridge = _regression(f, log_eigen, d, delta, tolerance)
     used = log_eigen > log_mu - 20  # what lies beyond costs far more than it brings
@@ -77,7 +79,9 @@ def _bump_at(angle: Array, d: int, delta: float) -> Array:
     return bump(2 * math.sqrt(d) * np.sin(angle / 2), delta)
 
 
-def _regression(f: Array, log_eigen: Array, d: int, delta: float, tolerance: float) -> tuple[float, Array]:
+def _regression(
+    f: Array, log_eigen: Array, d: int, delta: float, tolerance: float
+) -> tuple[float, Array]:
     """ln μ and g of the largest ridge that stays within 0.9·ε̃, by bisection."""
 
     def ridge(log_mu: float) -> Array:
@@ -93,18 +97,26 @@ def _regression(f: Array, log_eigen: Array, d: int, delta: float, tolerance: flo
         )
     while high - low > 0.01:
         middle = (low + high) / 2
-        low, high = (middle, high) if distance(ridge(middle), d, delta) <= _START * tolerance else (low, middle)
+        low, high = (
+            (middle, high)
+            if distance(ridge(middle), d, delta) <= _START * tolerance
+            else (low, middle)
+        )
     return low, ridge(low)
 
 
-def _descend(g: Array, log_eigen: Array, d: int, delta: float, tolerance: float, density: int) -> Array:
+def _descend(
+    g: Array, log_eigen: Array, d: int, delta: float, tolerance: float, density: int
+) -> Array:
     """min Σ g_m²/λ_m with |f − g| < ε̃ at the points of a grid, by Newton's method with a logarithmic barrier.
 
     It is done in g_m, each in its own units: the λ_m span a hundred orders of magnitude.
     """
     angle = np.linspace(0, math.pi, density * len(g))
     Z, f = harmonics(angle, len(g), d), _bump_at(angle, d, delta)
-    cost = np.exp(np.minimum(-log_eigen - _log_norm(g, log_eigen), 600))  # Σ cost_m g_m² is 1 at first
+    cost = np.exp(
+        np.minimum(-log_eigen - _log_norm(g, log_eigen), 600)
+    )  # Σ cost_m g_m² is 1 at first
 
     def value(g: Array) -> float:
         room = tolerance**2 - (f - Z @ g) ** 2
@@ -122,7 +134,9 @@ def _descend(g: Array, log_eigen: Array, d: int, delta: float, tolerance: float,
             unit = 1 / np.sqrt(curvature.diagonal())
             try:
                 step = -unit * cho_solve(cho_factor(curvature * unit * unit[:, None]), unit * slope)
-            except np.linalg.LinAlgError:  # rounding has the last word: what was reached is feasible
+            except (
+                np.linalg.LinAlgError
+            ):  # rounding has the last word: what was reached is feasible
                 return g
             promised, here, size = -float(slope @ step), value(g), 1.0
             while size > 1e-10 and not value(g + size * step) <= here - 0.1 * size * promised:

@@ -12,15 +12,17 @@ import math
 
 import torch
 
-from recollect.seeds import stream
 from recollect.shapes import Float, Tensor
+from recollect.system.seeds import stream
 from recollect.theory.kernel import Zonal
 from recollect.victim.activations import activation
 
 _PAIRS, _CLIMBERS, _STEPS = 512, 8, 60
 
 
-def features(draws: int, p: int, d: int, seed: int) -> tuple[Float[Tensor, "b p d"], Float[Tensor, "b p"]]:
+def features(
+    draws: int, p: int, d: int, seed: int
+) -> tuple[Float[Tensor, "b p d"], Float[Tensor, "b p"]]:
     """V_ij ~ N(0, 1/d) and b_i ~ N(0, 1), `draws` times."""
     generator = stream("random features", seed)
     V = torch.randn(draws, p, d, generator=generator, dtype=torch.float64) / math.sqrt(d)
@@ -56,7 +58,10 @@ def deviation(
 
     generator = stream("pairs", seed)
     best: Tensor | None = None
-    X, Y = (radius * _unit(torch.randn(draws, pairs, d, generator=generator, dtype=torch.float64)) for _ in range(2))
+    X, Y = (
+        radius * _unit(torch.randn(draws, pairs, d, generator=generator, dtype=torch.float64))
+        for _ in range(2)
+    )
     Y[:, : pairs // 4] = X[:, : pairs // 4]  # x = y is where k_p varies most
     found = at(X, Y)[0].abs()
     best, which = found.max(1).values, found.topk(min(climbers, pairs), dim=1).indices
@@ -65,7 +70,9 @@ def deviation(
     here, in_x, in_y, _ = at(X, Y)
     for _ in range(steps):
         sign = here.sign()[..., None]
-        along = [sign * (g - (g * P).sum(-1, keepdim=True) * P / d) for g, P in ((in_x, X), (in_y, Y))]
+        along = [
+            sign * (g - (g * P).sum(-1, keepdim=True) * P / d) for g, P in ((in_x, X), (in_y, Y))
+        ]
         size = torch.cat(along, dim=-1).norm(dim=-1, keepdim=True).clamp_min(1e-300)
         tried = [radius * _unit(P + step * g / size) for P, g in zip((X, Y), along, strict=True)]
         there, new_x, new_y, _ = at(*tried)

@@ -52,16 +52,34 @@ BOUNDED = {
         Bounded("tanh", 1.0, 1.0, np.tanh, lambda t: 1 / np.cosh(t) ** 2),
         Bounded("sigmoid", 1.0, 0.25, _sigmoid, lambda t: _sigmoid(t) * _sigmoid(-t)),
         Bounded("sine", 1.0, 1.0, np.sin, np.cos),
-        Bounded("erf", 1.0, 2 / math.sqrt(math.pi), erf, lambda t: 2 / math.sqrt(math.pi) * np.exp(-(t**2))),
-        Bounded("clipped-relu", 1.0, 1.0, lambda t: np.clip(t, 0, 1), lambda t: ((t > 0) & (t < 1)).astype(float)),
+        Bounded(
+            "erf",
+            1.0,
+            2 / math.sqrt(math.pi),
+            erf,
+            lambda t: 2 / math.sqrt(math.pi) * np.exp(-(t**2)),
+        ),
+        Bounded(
+            "clipped-relu",
+            1.0,
+            1.0,
+            lambda t: np.clip(t, 0, 1),
+            lambda t: ((t > 0) & (t < 1)).astype(float),
+        ),
     )
 }
 
 
 def bounded(name: str) -> Bounded:
     if name not in BOUNDED:
-        why = ": it is not bounded, and the theory asks for |φ| ≤ M" if name in ("relu", "leaky-relu", "gelu") else ""
-        raise OptionError(f"expected an activation out of {', '.join(BOUNDED)}, got {name}{why}; choose one of those")
+        why = (
+            ": it is not bounded, and the theory asks for |φ| ≤ M"
+            if name in ("relu", "leaky-relu", "gelu")
+            else ""
+        )
+        raise OptionError(
+            f"expected an activation out of {', '.join(BOUNDED)}, got {name}{why}; choose one of those"
+        )
     return BOUNDED[name]
 
 
@@ -70,7 +88,9 @@ def k_infinity(name: str, t: float) -> float:
     activation = bounded(name)
     q = 1.0 + t
     if not -1 <= t <= 1:
-        raise OptionError(f"expected a cosine between −1 and 1, got {t:g}; points lie on one sphere")
+        raise OptionError(
+            f"expected a cosine between −1 and 1, got {t:g}; points lie on one sphere"
+        )
     if name == "erf":
         return 2 / math.pi * math.asin(2 * q / (1 + 2 * VARIANCE))
     if name == "sine":
@@ -89,8 +109,12 @@ def price(name: str, t: float) -> float:
 def k_slope(name: str, t: float) -> float:
     """k_∞'(t) = E[φ'(u)φ'(w)]."""
     q = 1.0 + t
-    if name == "clipped-relu":  # φ'' is a spike up at 0 and one down at 1: this too is an integral, of densities
-        return _mean_slope() ** 2 + float(integrate.quad(_spikes, 0, q, epsabs=1e-13, epsrel=1e-13)[0])
+    if (
+        name == "clipped-relu"
+    ):  # φ'' is a spike up at 0 and one down at 1: this too is an integral, of densities
+        return _mean_slope() ** 2 + float(
+            integrate.quad(_spikes, 0, q, epsabs=1e-13, epsrel=1e-13)[0]
+        )
     return _trapezoidal(bounded(name).slope, q)
 
 
@@ -109,11 +133,16 @@ class Zonal:
         return np.asarray(self._series(w))
 
 
-def _trapezoidal(phi: Callable[[Array], Array], q: float, step: float = 0.08, reach: float = 9.0) -> float:
+def _trapezoidal(
+    phi: Callable[[Array], Array], q: float, step: float = 0.08, reach: float = 9.0
+) -> float:
     """E[φ(u)φ(w)] with u, w = √(1 + q/2)·a ± √(1 − q/2)·b, a and b independent standard normal."""
     z = np.arange(-math.ceil(reach / step), math.ceil(reach / step) + 1) * step
     weight = step * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    sum_, difference = math.sqrt(max(0.0, (VARIANCE + q) / 2)), math.sqrt(max(0.0, (VARIANCE - q) / 2))
+    sum_, difference = (
+        math.sqrt(max(0.0, (VARIANCE + q) / 2)),
+        math.sqrt(max(0.0, (VARIANCE - q) / 2)),
+    )
     a, b = sum_ * z[:, None], difference * z[None, :]
     return float(weight @ (phi(a + b) * phi(a - b)) @ weight)
 
@@ -148,7 +177,11 @@ def _clipped(q: float) -> float:
     sigma, slope = math.sqrt(left), q / VARIANCE
     value = 0.0
     for low, high in ((0.0, 1.0), (1.0, 1 + 12 * deviation)):
-        bends = sorted({min(max(bend / slope, low), high) for bend in (0.0, 1.0)} - {low, high}) if slope > 0 else []
+        bends = (
+            sorted({min(max(bend / slope, low), high) for bend in (0.0, 1.0)} - {low, high})
+            if slope > 0
+            else []
+        )
         near = [min(max(bend + k * sigma, low), high) for bend in bends for k in (-6, -2, 2, 6)]
         points = sorted({*bends, *near} - {low, high}) or None
         value += integrate.quad(

@@ -35,20 +35,29 @@ def hermite(name: str, degrees: int = _DEGREES) -> Array:
         return np.where(k % 2, np.exp(k * math.log(sigma) - VARIANCE / 2 - gammaln(k + 1) / 2), 0.0)
     if name == "erf":  # the series of the arc sine
         j = (k - 1) / 2
-        log_square = gammaln(2 * j + 1) - j * math.log(4) - 2 * gammaln(j + 1) - np.log(np.maximum(k, 1))
+        log_square = (
+            gammaln(2 * j + 1) - j * math.log(4) - 2 * gammaln(j + 1) - np.log(np.maximum(k, 1))
+        )
         log_square += k * math.log(2 * VARIANCE / (1 + 2 * VARIANCE)) + math.log(2 / math.pi)
         return np.where(k % 2, np.exp(log_square / 2), 0.0)
-    if name == "clipped-relu":  # a_k = σ E[φ''(σz)h_{k−2}(z)]σ/√(k(k−1)), φ'' a spike up at 0 and one down at 1
+    if (
+        name == "clipped-relu"
+    ):  # a_k = σ E[φ''(σz)h_{k−2}(z)]σ/√(k(k−1)), φ'' a spike up at 0 and one down at 1
         at = np.array([0.0, 1 / sigma])
         density = np.exp(-at * at / 2) / math.sqrt(2 * math.pi)
         h = _hermite_functions(at, degrees) / np.exp(-at * at / 4)
         z, weight = _nodes(1 / sigma)
         low = _hermite_functions(z, 2) / np.exp(-z * z / 4)
         tail = 0.5 * math.erfc(1 / sigma / math.sqrt(2))
-        first = [float((weight * sigma * z * low[0]).sum() + tail), float((weight * sigma * z * low[1]).sum())]
+        first = [
+            float((weight * sigma * z * low[0]).sum() + tail),
+            float((weight * sigma * z * low[1]).sum()),
+        ]
         first[1] += math.exp(-0.25) / math.sqrt(2 * math.pi)  # ∫_{1/σ}^∞ z·density
         rest = (
-            sigma / np.sqrt(k[2:] * (k[2:] - 1)) * (h[: degrees - 2, 0] * density[0] - h[: degrees - 2, 1] * density[1])
+            sigma
+            / np.sqrt(k[2:] * (k[2:] - 1))
+            * (h[: degrees - 2, 0] * density[0] - h[: degrees - 2, 1] * density[1])
         )
         return np.array([*first, *rest])
     step = 0.01
@@ -77,7 +86,9 @@ def log_eigenvalues(name: str, d: int, degrees: int = _DEGREES) -> Array:
             part = gammaln(2 * n + 1) - gammaln(n - m + 1) - gammaln(n + m + 1) - n * math.log(4)
             part += math.log(2 if m else 1)
         else:  # (2m + 1)/2·∫((1 + t)/2)^k P_m dt
-            part = math.log(2 * m + 1) + 2 * gammaln(n + 1) - gammaln(n - m + 1) - gammaln(n + m + 2)
+            part = (
+                math.log(2 * m + 1) + 2 * gammaln(n + 1) - gammaln(n - m + 1) - gammaln(n + m + 2)
+            )
         found[m] = logsumexp(log_a[m:] + part) if np.isfinite(log_a[m:]).any() else -math.inf
     found.setflags(write=False)  # it is remembered
     return found
@@ -87,7 +98,11 @@ def bump(distance: Array, delta: float) -> Array:
     """f_j: exp(s²/(s² − Δ²)) within Δ, 0 beyond (eq:cont_fct)."""
     squared = np.minimum(np.asarray(distance, dtype=float) ** 2, delta**2)
     with np.errstate(divide="ignore"):
-        return np.asarray(np.where(squared < delta**2, np.exp(squared / np.minimum(squared - delta**2, -1e-300)), 0.0))
+        return np.asarray(
+            np.where(
+                squared < delta**2, np.exp(squared / np.minimum(squared - delta**2, -1e-300)), 0.0
+            )
+        )
 
 
 def harmonics(angle: Array, degrees: int, d: int) -> Array:
@@ -101,7 +116,9 @@ def bump_coefficients(delta: float, d: int, degrees: int = _DEGREES) -> Array:
     """f_m of the bump on the sphere of radius √d: ∫fZ_m/∫Z_m² over the cap that it covers."""
     radius, m = math.sqrt(d), np.arange(degrees)
     if not 0 < delta <= 2 * radius:
-        raise OptionError(f"expected a separation Δ in (0, 2√d], got {delta:g}; the sphere has radius √d")
+        raise OptionError(
+            f"expected a separation Δ in (0, 2√d], got {delta:g}; the sphere has radius √d"
+        )
     t, weight = _legendre(_NODES)
     edge = math.asin(delta / (2 * radius))  # half the cap's angle
     angle, weight = edge * (t + 1), edge * weight

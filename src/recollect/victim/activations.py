@@ -54,12 +54,18 @@ class Activation:
             left, right = self.kink
             kink = ((left - sign * right) / 2, (right - sign * left) / 2)
         return Activation(
-            f"{'even' if sign > 0 else 'odd'} part of {self.name}", phi, derivative, self.homogeneous, kink
+            f"{'even' if sign > 0 else 'odd'} part of {self.name}",
+            phi,
+            derivative,
+            self.homogeneous,
+            kink,
         )
 
 
 def _gelu_slope(t: Tensor) -> Tensor:
-    return 0.5 * (1 + torch.erf(t / math.sqrt(2))) + t * torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
+    return 0.5 * (1 + torch.erf(t / math.sqrt(2))) + t * torch.exp(-t.square() / 2) / math.sqrt(
+        2 * math.pi
+    )
 
 
 def _silu_slope(t: Tensor) -> Tensor:
@@ -79,7 +85,12 @@ _KNOWN = {
             kink=(0.01, 1.0),
         ),
         Activation("tanh", torch.tanh, lambda t: 1 - torch.tanh(t).square(), homogeneous=False),
-        Activation("sigmoid", torch.sigmoid, lambda t: torch.sigmoid(t) * torch.sigmoid(-t), homogeneous=False),
+        Activation(
+            "sigmoid",
+            torch.sigmoid,
+            lambda t: torch.sigmoid(t) * torch.sigmoid(-t),
+            homogeneous=False,
+        ),
         Activation("gelu", torch.nn.functional.gelu, _gelu_slope, homogeneous=False),
         Activation("silu", torch.nn.functional.silu, _silu_slope, homogeneous=False),
         Activation(
@@ -96,12 +107,19 @@ _KNOWN = {
             lambda t: ((t > 0) & (t < 1)).to(t),
             homogeneous=False,
         ),
-        Activation("erf", torch.erf, lambda t: 2 / math.sqrt(math.pi) * torch.exp(-t.square()), homogeneous=False),
+        Activation(
+            "erf",
+            torch.erf,
+            lambda t: 2 / math.sqrt(math.pi) * torch.exp(-t.square()),
+            homogeneous=False,
+        ),
     )
 }
 
 
 def activation(name: str) -> Activation:
     if name not in _KNOWN:
-        raise OptionError(f"expected an activation out of {', '.join(_KNOWN)}, got {name!r}; choose one of those")
+        raise OptionError(
+            f"expected an activation out of {', '.join(_KNOWN)}, got {name!r}; choose one of those"
+        )
     return _KNOWN[name]

@@ -42,7 +42,9 @@ class Block(nn.Module):
         return x + moved
 
 
-def residual(channels: int = 3, size: int = 28, width: int = 32, c: int = 10, blocks: int = 4) -> nn.Sequential:
+def residual(
+    channels: int = 3, size: int = 28, width: int = 32, c: int = 10, blocks: int = 4
+) -> nn.Sequential:
     """A stem from 28×28 to 7×7 maps, four residual blocks and a linear head, without normalisation.
 
     After the residual network of "A Law of Data Reconstruction for Random Features (and Beyond)".

@@ -27,8 +27,12 @@ class ModuleNetwork:
     claimed of it is tried at a few points, with the weights `theta` it will be used with.
     """
 
-    def __init__(self, module: nn.Module, theta: Theta, input_shape: tuple[int, ...] | None = None) -> None:
-        linears = [(name, child) for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+    def __init__(
+        self, module: nn.Module, theta: Theta, input_shape: tuple[int, ...] | None = None
+    ) -> None:
+        linears = [
+            (name, child) for name, child in module.named_modules() if isinstance(child, nn.Linear)
+        ]
         if not linears:
             raise VictimError(
                 f"expected a module whose last layer is torch.nn.Linear, got {type(module).__name__} without one; "
@@ -46,21 +50,34 @@ class ModuleNetwork:
         self._module = copy.deepcopy(module).eval().requires_grad_(False)
         for layer in self._module.modules():
             if hasattr(layer, "inplace"):  # what enters it is looked at later
-                setattr(layer, "inplace", False)  # noqa: B010
+                setattr(layer, "inplace", False)
         tensors = [*self._module.named_parameters(), *self._module.named_buffers()]
-        self._names = {name for name, _ in tensors}  # each once: tied tensors have several names in a state dict
+        self._names = {
+            name for name, _ in tensors
+        }  # each once: tied tensors have several names in a state dict
         self._last_name = last_name
         self._U: Tensor | None = None
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self.input_shape = tuple(input_shape)
         self.last = _names(last_name, last)
         self.c = last.out_features
-        self.trained = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
-        X = torch.randn(_PROBES, self.d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        exact = {name: value.cpu().double() if value.is_floating_point() else value for name, value in theta.items()}
+        self.trained = tuple(
+            name for name, parameter in module.named_parameters() if parameter.requires_grad
+        )
+        X = torch.randn(
+            _PROBES, self.d, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        exact = {
+            name: value.cpu().double() if value.is_floating_point() else value
+            for name, value in theta.items()
+        }
         try:
             self._check_output(exact, X)
-        except (RuntimeError, ValueError, IndexError) as error:  # what the module itself says of its input
+        except (
+            RuntimeError,
+            ValueError,
+            IndexError,
+        ) as error:  # what the module itself says of its input
             raise VictimError(
                 f"expected a module that takes inputs of shape {self.input_shape}, got: {str(error).splitlines()[0]}; "
                 "check input_shape, and the weights"
@@ -98,7 +115,9 @@ class ModuleNetwork:
         known = {f"{name}.{kind}" for name in self._tapped for kind in ("weight", "bias")}
         return tuple(name for name in self.trained if name not in known)
 
-    def taps(self, theta: Theta, X: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n c"], tuple[Tap, ...]]:
+    def taps(
+        self, theta: Theta, X: Float[Tensor, "n d"]
+    ) -> tuple[Float[Tensor, "n c"], tuple[Tap, ...]]:
         outputs, calls = self._calls(self._tapped, theta, X)
         for name in self._tapped:
             if len(calls[name]) != 1:
@@ -129,7 +148,9 @@ class ModuleNetwork:
             if not calls[name]:
                 continue
             seen = torch.cat([entered.flatten() for _, entered, _ in calls[name]])
-            smooth._module.set_submodule(name, _Gradual(left, tau * float(seen.square().mean().sqrt())))
+            smooth._module.set_submodule(
+                name, _Gradual(left, tau * float(seen.square().mean().sqrt()))
+            )
         return smooth
 
     def restrict(self, U: Float[Tensor, "d r"]) -> ModuleNetwork:
@@ -173,8 +194,15 @@ class ModuleNetwork:
         """f(X; θ), and for each named layer what entered and what left it, call by call."""
         calls: dict[str, list[tuple[nn.Module, Tensor, Tensor]]] = {name: [] for name in names}
 
-        def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], dict[str, Tensor], Tensor], Tensor]:
-            def hook(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> Tensor:
+        def watch(
+            name: str,
+        ) -> Callable[[nn.Module, tuple[Tensor, ...], dict[str, Tensor], Tensor], Tensor]:
+            def hook(
+                layer: nn.Module,
+                inputs: tuple[Tensor, ...],
+                named: dict[str, Tensor],
+                output: Tensor,
+            ) -> Tensor:
                 (entered,) = (*inputs, *named.values())
                 calls[name].append((layer, entered, output))
                 return output.clone()  # what follows may work in place
@@ -182,7 +210,8 @@ class ModuleNetwork:
             return hook
 
         hooks = [
-            self._module.get_submodule(name).register_forward_hook(watch(name), with_kwargs=True) for name in names
+            self._module.get_submodule(name).register_forward_hook(watch(name), with_kwargs=True)
+            for name in names
         ]
         try:
             return self(theta, X), calls
@@ -196,13 +225,22 @@ class ModuleNetwork:
         A layer called twice, one that does not see the points in order, and one whose tensors are used elsewhere fail.
         """
         trained = {name.rpartition(".")[0] for name in self.trained}
-        names = tuple(name for name, layer in self._module.named_modules() if name in trained and _ruled(layer))
-        own = {name: value.clone().requires_grad_(name in self.trained) for name, value in theta.items()}
+        names = tuple(
+            name
+            for name, layer in self._module.named_modules()
+            if name in trained and _ruled(layer)
+        )
+        own = {
+            name: value.clone().requires_grad_(name in self.trained)
+            for name, value in theta.items()
+        }
         with torch.enable_grad():
             outputs, calls = self._calls(names, own, X)
             once = {name: _tap(name, *calls[name][0]) for name in names if len(calls[name]) == 1}
             once = {name: tap for name, tap in once.items() if len(tap.A) == len(X)}
-            weight = torch.randn(outputs.shape[1], generator=torch.Generator().manual_seed(1), dtype=outputs.dtype)
+            weight = torch.randn(
+                outputs.shape[1], generator=torch.Generator().manual_seed(1), dtype=outputs.dtype
+            )
             value = (weight * outputs[0]).sum()  # of one point: nothing may come back to the others
         found = []
         for name, tap in once.items():
@@ -215,15 +253,23 @@ class ModuleNetwork:
             ruled = {tap.layer.weight: D[0].T @ tap.A[0], tap.layer.bias: D[0].sum(0)}
             ours = torch.cat([ruled[part].flatten() for part in parts])
             its = torch.cat([slope.flatten() for slope in slopes])
-            if ours.shape == its.shape and bool((ours - its).norm() <= 1e-8 * its.norm()) and not bool(D[1:].any()):
+            if (
+                ours.shape == its.shape
+                and bool((ours - its).norm() <= 1e-8 * its.norm())
+                and not bool(D[1:].any())
+            ):
                 found.append(name)
         return tuple(found)
 
     def _check_output(self, theta: Theta, X: Tensor) -> None:
         bias = None if self.last.bias is None else theta[self.last.bias]
-        expected = torch.nn.functional.linear(self.features(theta, X), theta[self.last.weight], bias)
+        expected = torch.nn.functional.linear(
+            self.features(theta, X), theta[self.last.weight], bias
+        )
         outputs = self(theta, X)
-        if outputs.shape != expected.shape or not torch.allclose(outputs, expected, rtol=1e-9, atol=1e-12):
+        if outputs.shape != expected.shape or not torch.allclose(
+            outputs, expected, rtol=1e-9, atol=1e-12
+        ):
             raise VictimError(
                 f"expected a module whose output is that of its last linear layer {self._last_name}, got one that "
                 "does "
@@ -242,7 +288,11 @@ class _Gradual(nn.Module):
 
     def __init__(self, left: float, tau: float) -> None:
         super().__init__()
-        self._phi = Activation("", torch.relu, torch.relu, homogeneous=False, kink=(left, 1.0)).smoothed(tau).phi
+        self._phi = (
+            Activation("", torch.relu, torch.relu, homogeneous=False, kink=(left, 1.0))
+            .smoothed(tau)
+            .phi
+        )
 
     def forward(self, t: Tensor) -> Tensor:
         return self._phi(t)
@@ -251,14 +301,22 @@ class _Gradual(nn.Module):
 def _ruled(layer: nn.Module) -> bool:
     """Whether the gradient of this kind of layer is a sum of products B_it A_itᵀ."""
     if type(layer) is nn.Conv2d:
-        return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        return (
+            layer.groups == 1
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        )
     return type(layer) is nn.Linear
 
 
 def _tap(name: str, layer: nn.Module, entered: Tensor, left: Tensor) -> Tap:
     if isinstance(layer, nn.Conv2d):
         patches = nn.functional.unfold(
-            entered, layer.kernel_size, layer.dilation, cast(tuple[int, int], layer.padding), layer.stride
+            entered,
+            layer.kernel_size,
+            layer.dilation,
+            cast(tuple[int, int], layer.padding),
+            layer.stride,
         )
         return Tap(_names(name, layer), patches.transpose(1, 2), left, channels_first=True)
     return Tap(_names(name, layer), entered.reshape(len(entered), -1, entered.shape[-1]), left)

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from recollect.errors import CheckpointError, OptionError, VictimError
 from recollect.shapes import Float, Tensor, Theta
-from recollect.victim.checkpoint import Checkpoint, bare_names, is_extra, load_checkpoint
-from recollect.victim.infer import Architecture, infer_network
+from recollect.victim.mlp import MLP
 from recollect.victim.module import ModuleNetwork
-from recollect.victim.network import MLP, Network
+from recollect.victim.network import Network
+from recollect.victim.read.checkpoint import (
+    Checkpoint,
+    Source,
+    bare_names,
+    is_extra,
+    load_checkpoint,
+)
+from recollect.victim.read.infer import Architecture, infer_network
 
 
 class Victim:
     """f(·; θ), θ0 and θf, and Δθ = θf − θ0.
 
-    `theta_0` may be None for attacks that need only the trained weights. `input_shape` says how a flat input is laid
-    out (channels first): a torch module is called with it, and images are shown with it.
+    Parameters
+    ----------
+    model
+        A `Network`, or any torch module that ends in a linear layer.
+    theta_0
+        The weights before training, by name. None for attacks that need only the trained weights.
+    theta_f
+        The weights after training, by name.
+    input_shape
+        How a flat input is laid out (channels first): a torch module is called with it, and images are shown with it.
     """
 
     def __init__(
@@ -32,12 +45,12 @@ class Victim:
         *,
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
-        self.network: Network = ModuleNetwork(model, theta_f, input_shape) if isinstance(model, nn.Module) else model
+        self.network: Network = (
+            ModuleNetwork(model, theta_f, input_shape) if isinstance(model, nn.Module) else model
+        )
         self.theta_0 = None if theta_0 is None else dict(theta_0)
         self.theta_f = dict(theta_f)
         self.input_shape = input_shape
-        self.outside = 0.0
-        """‖ΔW_1(I − ÛÛᵀ)‖²: what a restriction to Û put out of reach. Zero for a victim as loaded."""
         _check_names(self.network, self.theta_f)
         if self.theta_0 is not None:
             _check_same(self.theta_0, self.theta_f)
@@ -45,20 +58,15 @@ class Victim:
     @classmethod
     def load(
         cls,
-        init: str | Path | None,
-        trained: str | Path,
+        init: Source | None,
+        trained: Source,
         *,
         activation: str | None = None,
         model: nn.Module | None = None,
         input_shape: tuple[int, ...] | None = None,
     ) -> Victim:
-        """Read θ0 and θf from `.safetensors` or `.pt` files; the network is `model`, or inferred from their shapes.
-
-        The activation comes from the argument, else from the file (checkpoints made here say it), else it is ReLU.
-        """
-        after = load_checkpoint(Path(trained))
-        before = None if init is None else load_checkpoint(Path(init))
-        return cls.of(before, after, activation=activation, model=model, input_shape=input_shape)
+        """The same as `load`."""
+        return load(init, trained, activation=activation, model=model, input_shape=input_shape)
 
     @classmethod
     def of(
@@ -89,7 +97,12 @@ class Victim:
         shape = input_shape or architecture.input_shape
         if model is not None:
             theta_f = _check_model(model, theta_f)
-            return cls(model, None if theta_0 is None else _check_model(model, theta_0), theta_f, input_shape=shape)
+            return cls(
+                model,
+                None if theta_0 is None else _check_model(model, theta_0),
+                theta_f,
+                input_shape=shape,
+            )
         network = infer_network(theta_f, activation or architecture.activation)
         if shape is not None and torch.Size(shape).numel() != network.d:
             shape = None
@@ -121,31 +134,6 @@ class Victim:
             return None
         return self.delta([first.weight])[first.weight]
 
-    def restrict(self, U: Float[Tensor, "d r"]) -> Victim:
-        """The victim z ↦ f(Uz): Algorithm 2 on this victim is Algorithm 1 on the restricted one.
-
-        U has orthonormal columns, so gradients keep their inner products: ∂f/∂W_1 = b xᵀ = b zᵀUᵀ.
-        """
-        network = self.network
-        theta_0 = None if self.theta_0 is None else network.restrict_theta(self.theta_0, U)
-        restricted = Victim(network.restrict(U), theta_0, network.restrict_theta(self.theta_f, U))
-        delta = None if self.theta_0 is None else self.delta_W1()
-        if (
-            delta is not None
-            and network.first is not None
-            and restricted.theta_f[network.first.weight].shape != delta.shape
-        ):
-            U = U.to(delta)
-            restricted.outside = self.outside + float((delta - (delta @ U) @ U.T).square().sum())
-        return restricted
-
-    def smoothed(self, X: Float[Tensor, "n d"], tau: float) -> Victim:
-        """The same weights in a network whose gates open gradually (`Network.smoothed`)."""
-        theta = {name: value.double() if value.is_floating_point() else value for name, value in self.theta_f.items()}
-        smooth = copy.copy(self)
-        smooth.network = self.network.smoothed(theta, X.double().to(next(iter(theta.values())).device), tau)
-        return smooth
-
     def __repr__(self) -> str:
         return f"Victim({self.describe()})"
 
@@ -157,6 +145,39 @@ class Victim:
         biases = "with" if any(layer.bias for layer in network.layers) else "without"
         phi = f"{network.activation} (assumed)" if network.assumed else network.activation
         return f"{kind}, widths {'–'.join(map(str, network.widths))}, {phi}, {biases} biases"
+
+
+def load(
+    init: Source | None,
+    trained: Source,
+    *,
+    activation: str | None = None,
+    model: nn.Module | None = None,
+    input_shape: tuple[int, ...] | None = None,
+) -> Victim:
+    """Make a victim of the weights before and after training.
+
+    Parameters
+    ----------
+    init
+        θ0: a `.safetensors` or `.pt` file, a state dict of tensors or numpy arrays, or a module. None: not known.
+    trained
+        θf, likewise.
+    activation
+        The network's activation. None: what the file says (checkpoints made here do), else ReLU.
+    model
+        The torch module whose weights these are. None: a plain MLP, inferred from the shapes of the weights.
+    input_shape
+        The shape of one input to `model`, for instance (3, 32, 32).
+
+    Returns
+    -------
+    Victim
+        What every attack is given. Nothing in a file is executed.
+    """
+    after = load_checkpoint(trained)
+    before = None if init is None else load_checkpoint(init)
+    return Victim.of(before, after, activation=activation, model=model, input_shape=input_shape)
 
 
 def _check_names(network: Network, theta: Theta) -> None:
@@ -207,7 +228,9 @@ def _form(tensor: Tensor) -> str:
 
 def _check_same(theta_0: Theta, theta_f: Theta) -> None:
     if problems := differences(theta_0, theta_f):
-        shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
+        shown = "; ".join(problems[:6]) + (
+            f"; and {len(problems) - 6} more" if len(problems) > 6 else ""
+        )
         raise CheckpointError(
             f"expected two checkpoints of one network, got {shown}: give two checkpoints of the same training run"
         )

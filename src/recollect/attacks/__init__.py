@@ -1,0 +1,1 @@
+"""Attacks: one contract (`base.py`), the paper's attack (`projection.py`) and the exact search (`exact/`)."""

@@ -1,0 +1,343 @@
+"""`auto` on all layers: Levenberg–Marquardt while the gates of the network close, each stage from the one before it.
+
+∂f/∂W_1 = (W_2ᵀα ∘ gate(W_1x)) xᵀ jumps wherever x crosses the kink of a unit, and between the jumps nothing tells which
+way to go. With gates that open gradually, φ_τ(t) = t·sigmoid(t/τ), the landscape is smooth; at τ = 1 descents from
+random starts met in one minimum in small trials, and lowering τ step by step leads from there towards the data.
+
+1. The last layer alone, where it has equations to spare: two endpoints explain it much better than the others. If it
+   holds every point, nothing more is needed.
+2. From a random start at θf, τ from 1 to 0.02. The layers' residuals are scaled to equal norm.
+3. Respawn: new points join where most is left to explain, τ falls again, and as many that explain least leave.
+4. Both endpoints. Points are turned to the other side of the origin where that explains as much, since for two layers
+   without bias the other side is a minimum of its own, and a false one; then respawn; both again while either helps.
+5. The middle of the way as a third end: units that switched on the way are explained better.
+6. Hard gates: the network as it is.
+7. The last layer alone, from there. Of all that was found, what is held most firmly is kept.
+
+Nothing here knows the data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from recollect.attacks.exact.base import Stages, State, Stopped
+from recollect.attacks.exact.confidence import DOUBTFUL, expected_errors
+from recollect.attacks.exact.last_layer import LastLayerStages
+from recollect.attacks.exact.respawn import spawn
+from recollect.geometry import random_start
+from recollect.objective.base import ExactObjective
+from recollect.objective.endpoints import Endpoints
+from recollect.objective.last_layer import LastLayerObjective
+from recollect.shapes import Float, Int, Tensor
+from recollect.solve.levenberg_marquardt import LevenbergMarquardt
+from recollect.solve.loop import Outcome, Status
+from recollect.system.seeds import stream
+from recollect.victim.mlp import MLP
+from recollect.victim.parity import Parity
+
+
+class AllLayerStages(Stages[ExactObjective]):
+    """Gates close at θf, respawn, both endpoints, respawn, the way between, hard gates, the last layer."""
+
+    _lifted = False
+    """Whether points own their even parts alone: where signs could not be told from one another."""
+
+    def explore(self, n: int | None) -> None:
+        assert n is not None  # `reconstruct` has asked for it
+        problem = self.problem
+        hidden = problem.parity is Parity.LINEAR and n > problem.r * problem.victim.c
+        self._lifted = hidden and self._can_lift(n)
+        if self._spare(n) >= (
+            self.tuning.spare_hidden if hidden else self.tuning.spare
+        ) and self._last_layer_first(n):
+            return
+        first, its_notes = self.state, self.notes
+        endpoints = self._endpoints(n)
+        self._starts(n, endpoints)
+        if endpoints is Endpoints.BOTH and self._between(n):
+            objective, outcome = self._through(
+                "the way between", self.tuning.rungs_closing, Endpoints.PATH, self.Z
+            )
+            if math.isfinite(outcome.loss):
+                endpoints = Endpoints.PATH
+                self._keep(objective, outcome)
+                self._record("the way between", outcome)
+        self._descend_through("hard gates", self.tuning.rungs_closed, endpoints)
+        if self._lifted:
+            self._settle_signs(problem.layerwise(endpoints, balanced=True))
+        assert self.state is not None
+        if self.outcome.status is not Status.SIGNS:
+            self._last_layer_last(Endpoints.BOTH if endpoints is Endpoints.PATH else endpoints)
+        if problem.parity in (Parity.EVEN, Parity.ODD) or (hidden and not self._lifted):
+            self._signs_open(problem.parity.value)
+        assert self.state is not None
+        if first is not None and self._rank(first) < self._rank(self.state):
+            self.state, self.notes = first, its_notes
+        else:
+            self.notes = tuple(note for note in self.notes if note not in its_notes)
+        if isinstance(self.objective, LastLayerObjective):
+            self._note("the last layer alone holds the points most firmly: they are its answer")
+
+    def step_flops(self, n: int | None) -> float:
+        return self._objective(Endpoints.FINAL, 0.0).normal_flops(n or 1)
+
+    def _objective(self, endpoints: Endpoints, tau: float) -> ExactObjective:
+        return self.problem.layerwise(endpoints, tau=tau, balanced=True, lifted=self._lifted)
+
+    # One stage each.
+
+    def _spare(self, n: int, endpoints: Endpoints = Endpoints.FINAL) -> float:
+        """Equations of the last layer over its unknowns; 0 where it does not take part."""
+        problem = self.problem
+        names = problem.victim.network.last.names
+        if not set(names) <= set(problem.names):
+            return 0.0
+        if not any(bool(problem.evidence.target[name].any()) for name in names):
+            return 0.0
+        objective = problem.last_layer(endpoints)
+        return objective.equations / objective.unknowns(n, problem.r, problem.geometry)
+
+    def _can_lift(self, n: int) -> bool:
+        """For two layers written out, and where the linear part does not use up the equations."""
+        network = self.problem.evidence.network
+        if not (isinstance(network, MLP) and network.depth == 2):
+            return False
+        return self._counts(n, self.problem.layerwise(Endpoints.FINAL, lifted=True))
+
+    def _endpoints(self, n: int) -> Endpoints:
+        problem = self.problem
+        moving = problem.evidence.moving
+        endpoints = problem.search.endpoints or (Endpoints.BOTH if moving else Endpoints.FINAL)
+        if endpoints is Endpoints.PATH:
+            endpoints = Endpoints.BOTH
+        if endpoints is Endpoints.BOTH and not moving:
+            self._note("training did not move the features: both endpoints are one")
+            return Endpoints.FINAL
+        if endpoints is Endpoints.BOTH and not self._counts(n, self._objective(endpoints, 0.0)):
+            self._note(
+                "too few equations for the coefficients of both endpoints: gradients at θf alone were used"
+            )
+            return Endpoints.FINAL
+        return endpoints
+
+    def _between(self, n: int) -> bool:
+        """Whether the middle of the way joins the ends."""
+        if self._lifted or self.problem.search.endpoints is Endpoints.BOTH:
+            return False
+        return self._counts(n, self._objective(Endpoints.PATH, 0.0))
+
+    def _last_layer_first(self, n: int) -> bool:
+        """Whether the stages of the last layer leave nothing to wish for."""
+        ends = self.problem.search.endpoints
+        search = replace(
+            self.problem.search,
+            parameters="last",
+            endpoints=Endpoints.BOTH if ends is Endpoints.PATH else ends,
+        )
+        inner = LastLayerStages(
+            replace(self.problem, search=search), self._runs, self._options, self._seed
+        )
+        try:
+            inner.explore(n)
+        finally:
+            if inner.state is not None:
+                # Points and objective are those of the last layer; what follows searches all layers again.
+                state = inner.state
+                self.state = State(
+                    state.problem, state.objective, state.outcome, state.signs_settled
+                )
+                self.stages, self.notes = inner.stages, inner.notes
+        errors = expected_errors(self.objective, self.problem.geometry, self.Z, self._jitter)
+        return not bool((errors > DOUBTFUL).any()) and float(errors.median()) < self.tuning.firm
+
+    def _last_layer_last(self, endpoints: Endpoints) -> None:
+        """Fewer equations, but better explained: which of the two counts for more is what ê says."""
+        if self._spare(len(self.Z), endpoints) < self.tuning.spare_last:
+            return
+        objective = self.problem.last_layer(endpoints)
+        outcome = self._descend("last layer alone", objective, self.Z)
+        if math.isfinite(outcome.loss) and self._looseness(objective, outcome) < self._looseness(
+            self.objective, self.outcome
+        ):
+            self._keep(objective, outcome)
+            self._record("last layer alone", outcome)
+
+    def _rank(self, state: State[ExactObjective]) -> tuple[bool, float]:
+        """Less is better: signs settled first, then how firmly points are held."""
+        return state.outcome.status is Status.SIGNS, self._looseness(state.objective, state.outcome)
+
+    def _looseness(self, objective: ExactObjective, outcome: Outcome) -> float:
+        """The median ê (`attacks/exact/confidence.py`): how far off most points are likely to be."""
+        jitter = torch.tensor(outcome.jitter, dtype=torch.float64, device=self.problem.device)
+        return float(expected_errors(objective, self.problem.geometry, outcome.Z, jitter).median())
+
+    def _starts(self, n: int, endpoints: Endpoints) -> None:
+        """Random starts, each as far as gates all but closed at these endpoints; the one that explains most is kept."""
+        before, best = self.state, None
+        try:
+            for restart in range(self.problem.search.restarts):
+                self.state = None
+                self._from_start(n, endpoints, restart)
+                if best is None or self.outcome.loss < best.outcome.loss:
+                    best = self.state
+        except (
+            Stopped,
+            KeyboardInterrupt,
+        ):  # what was found before counts for more than a start half done
+            self.state = best or before or self.state
+            raise
+        self.state = best
+
+    def _from_start(self, n: int, endpoints: Endpoints, restart: int) -> None:
+        problem = self.problem
+        one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
+        Z = random_start(problem.geometry, n, problem.r, stream(f"start {restart}", self._seed))
+        objective, outcome = self._through(
+            "random start", self.tuning.rungs_falling, one, Z.to(problem.device, problem.dtype)
+        )
+        self._keep(objective, outcome)
+        self._record(f"random start {restart + 1}, gates closing", outcome)
+        self._respawn(one)
+        if endpoints is Endpoints.BOTH:
+            self._descend_through("both endpoints", self.tuning.rungs_closing, endpoints)
+        self._mend(endpoints)
+
+    def _descend_through(self, name: str, rungs: tuple[float, ...], endpoints: Endpoints) -> None:
+        objective, outcome = self._through(name, rungs, endpoints, self.Z)
+        self._keep(objective, outcome)
+        self._record(name, outcome)
+
+    def _mend(self, endpoints: Endpoints) -> None:
+        """Points turned, then respawned, while the loss falls: each shows what the other could not see."""
+        before = math.inf
+        while self.outcome.loss < self.tuning.better * before:
+            before = self.outcome.loss
+            if self.problem.parity is Parity.LINEAR and not self._lifted:
+                self._turn(endpoints)
+            self._respawn(endpoints)
+
+    def _respawn(self, endpoints: Endpoints) -> None:
+        """While something is missing, or points explain little or are held loosely: a round."""
+        generator = stream(f"respawn {len(self.stages)}", self._seed)
+        failures, tried, iterations, seconds = 0, 0, 0, 0.0
+        while tried < self._options.rounds and failures < self.tuning.patience_all:
+            new = self._missing(generator)
+            if not len(new):
+                break
+            outcome = self._round(endpoints, new)
+            tried, iterations, seconds = (
+                tried + 1,
+                iterations + outcome.iterations,
+                seconds + outcome.seconds,
+            )
+            if outcome.loss < self.tuning.better * self.outcome.loss:
+                failures = 0
+                self._keep(self.objective, outcome)
+            else:
+                failures += 1
+        if tried:
+            ended = replace(self.outcome, iterations=iterations, seconds=seconds)
+            self._record(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
+
+    def _missing(self, generator: torch.Generator) -> Float[Tensor, "m r"]:
+        """Points that would explain much of what is left; as many more as some that are there seem wrong."""
+        objective, Z = self.objective, self.Z
+        costs = objective.costs(Z, self._jitter).nan_to_num(0.0)
+        errors = expected_errors(objective, self.problem.geometry, Z, self._jitter)
+        wrong = int(((costs < self.tuning.little * costs.median()) | (errors > DOUBTFUL)).sum())
+        most = max(self.tuning.few, len(Z) // 10)
+        most = next((m for m in range(most, 0, -1) if self._counts(len(Z) + m, objective)), 0)
+        if not most:
+            return Z[:0]
+        new = spawn(objective, self.problem.geometry, Z, most, generator, self._jitter)
+        with torch.no_grad():
+            promising = int(
+                (
+                    objective.gains(Z, self._jitter)(new)
+                    > self.tuning.missing * self.outcome.loss / len(Z)
+                ).sum()
+            )
+        return new[: max(wrong, promising)]
+
+    def _round(self, endpoints: Endpoints, new: Float[Tensor, "m r"]) -> Outcome:
+        """With the new points among them all find their places; then as many go as explain least.
+
+        First to leave points out and then to add some is worse: where two points share what is one image's, none of
+        them seems wrong before a third has come.
+        """
+        n = len(self.Z)
+        objective, grown = self._through(
+            "respawn", self.tuning.rungs_again, endpoints, torch.cat([self.Z, new])
+        )
+        costs = objective.costs(grown.Z, self._jitter).nan_to_num(0.0)
+        stays = costs.argsort(descending=True, stable=True)[:n].sort().values
+        outcome = self._through("respawn", self.tuning.rungs_closing, endpoints, grown.Z[stays])[1]
+        return replace(
+            outcome,
+            iterations=outcome.iterations + grown.iterations,
+            seconds=outcome.seconds + grown.seconds,
+        )
+
+    def _turn(self, endpoints: Endpoints) -> None:
+        """Turn points to the other side while the loss, once the others have moved too, falls by it.
+
+        The gradients at x and −x differ by a linear part, which the other points can nearly make up for; a point on the
+        wrong side is therefore held there, but turning it costs nothing.
+        """
+        turned, iterations, seconds, fell = 0, 0, 0.0, True
+        while fell and turned < len(self.Z):
+            before, fell = self.outcome.loss, False
+            for some in self._doubted(before)[: self.tuning.patience_all]:
+                Z = self.Z.clone()
+                Z[some] = -Z[some]
+                outcome = self._through(
+                    "signs one by one", self.tuning.rungs_closing, endpoints, Z
+                )[1]
+                iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
+                if outcome.loss < self.tuning.better * before:
+                    turned, fell = turned + len(some), True
+                    self._keep(self.objective, outcome)
+                    break
+        if turned:
+            ended = replace(self.outcome, iterations=iterations, seconds=seconds)
+            self._record(
+                f"{turned} point{'s' if turned > 1 else ''} turned to the other side", ended
+            )
+
+    def _doubted(self, loss: float) -> list[Int[Tensor, " m"]]:
+        """Points that may be on the wrong side: all that seem to be together, then the likeliest one by one."""
+        losses = self._turned_losses().nan_to_num(torch.inf)
+        order = losses.argsort(stable=True)
+        wrong = order[losses[order] < self.tuning.wrong_side * loss]
+        alone = [i[None] for i in order[losses[order] < self.tuning.doubted_side * loss]]
+        return [wrong, *alone] if len(wrong) > 1 else alone
+
+    # How gates close.
+
+    @property
+    def _rung(self) -> LevenbergMarquardt:
+        return LevenbergMarquardt(
+            iterations=min(self.tuning.rung_steps, self._options.iterations),
+            settled=self.tuning.rung_settled,
+        )
+
+    def _through(
+        self, name: str, rungs: tuple[float, ...], endpoints: Endpoints, Z: Float[Tensor, "n r"]
+    ) -> tuple[ExactObjective, Outcome]:
+        """One descent a rung, each from where the one before it ended."""
+        iterations, seconds = 0, 0.0
+        for tau in rungs if self.problem.evidence.network.kinked else (0.0,):
+            objective = self._objective(endpoints, tau)
+            outcome = self._descend(
+                f"{name}, gates over {tau:g}", objective, Z, solver=None if tau == 0 else self._rung
+            )
+            Z, iterations, seconds = (
+                outcome.Z,
+                iterations + outcome.iterations,
+                seconds + outcome.seconds,
+            )
+        return objective, replace(outcome, iterations=iterations, seconds=seconds)

@@ -1,0 +1,314 @@
+"""`auto` on the last layer: Levenberg–Marquardt in stages, each from where the one before it ended.
+
+1. From a random start, features at θf, signs lifted where they hide: few unknowns, a wide valley.
+2. Respawn: points that explain nothing are put where most is left to explain.
+3. Both endpoints: the residual at the data falls by orders of magnitude, and false minima stand out.
+4. Out of Û: a victim trained in float32 tilts it. Where counting allows, the points share some r-dimensional subspace,
+   and it turns with them.
+5. Respawn again, now that false minima show; if that helped, turn once more.
+6. Signs, and a last descent with everything in place.
+
+Nothing here knows the data. Respawns and turns are kept only if they lower the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from recollect.attacks.exact.base import Stages
+from recollect.attacks.exact.confidence import DOUBTFUL, doubtful, expected_errors
+from recollect.attacks.exact.respawn import spawn
+from recollect.geometry import SharedSubspace, random_start
+from recollect.objective.endpoints import Endpoints
+from recollect.objective.last_layer import LastLayerObjective
+from recollect.shapes import Float, Int, Tensor
+from recollect.solve.loop import Outcome
+from recollect.system.device import total_memory
+from recollect.system.seeds import stream
+from recollect.victim.parity import Parity
+
+
+class LastLayerStages(Stages[LastLayerObjective]):
+    """Features at θf, respawn, both endpoints, turning Û, respawn, signs."""
+
+    def explore(self, n: int | None) -> None:
+        problem = self.problem
+        parity, moving = problem.parity, problem.evidence.moving
+        endpoints = problem.search.endpoints or (Endpoints.BOTH if moving else Endpoints.FINAL)
+        if endpoints is Endpoints.BOTH and not moving:
+            endpoints = Endpoints.FINAL
+            self._note("training did not move the features: both endpoints are one")
+        one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
+        # A span with more unknowns than equations explains anything by any points: rather less is asked of it.
+        least = 1 if n is None else n
+        lifted = parity is Parity.LINEAR and self._counts(least, self._objective(one, True))
+        if endpoints is Endpoints.BOTH and not self._counts(
+            least, self._objective(endpoints, lifted)
+        ):
+            endpoints = one
+            self._note(
+                "too few equations for the coefficients of both endpoints: features at θf alone were used"
+            )
+        if n is None:
+            both = self._objective(endpoints, lifted) if endpoints is Endpoints.BOTH else None
+            self._count(self._objective(one, lifted), both)
+        else:
+            self._start(n, self._objective(one, lifted))
+            self._respawn(
+                1 if endpoints is Endpoints.BOTH else self.tuning.patience,
+                math.inf if moving else self.tuning.vanished,
+            )
+        goal = math.inf
+        if n is not None and endpoints is Endpoints.BOTH:
+            goal = self.outcome.loss / self.tuning.fall
+            self._switch("both endpoints", self._objective(endpoints, lifted))
+        self._turn_subspace()
+        if (n is None or endpoints is Endpoints.BOTH) and self._respawn(self.tuning.patience, goal):
+            self._turn_subspace()  # the points that were wrong had held it back
+        if lifted:
+            self._settle_signs(self._objective(endpoints, False))
+        elif parity is not Parity.NONE:
+            few = "too few equations to lift the signs: some points may be stuck on the wrong side"
+            self._signs_open(few if parity is Parity.LINEAR else parity.value)
+
+    def step_flops(self, n: int | None) -> float:
+        return self._objective(Endpoints.FINAL, False).normal_flops(n or self.problem.r)
+
+    def _objective(self, endpoints: Endpoints, lifted: bool) -> LastLayerObjective:
+        return self.problem.last_layer(endpoints, lifted=lifted)
+
+    # One stage each.
+
+    def _start(self, n: int, objective: LastLayerObjective) -> None:
+        geometry, restarts = self.problem.geometry, self.problem.search.restarts
+        best: Outcome | None = None
+        for restart in range(restarts):
+            Z = random_start(geometry, n, self.problem.r, stream(f"start {restart}", self._seed))
+            outcome = self._descend(
+                "random start", objective, Z.to(self.problem.device, self.problem.dtype)
+            )
+            if best is None or outcome.loss < best.loss:
+                best = outcome
+                self._keep(objective, best)
+            self._record(f"random start {restart + 1}", outcome)
+            if best.loss <= self.tuning.exact:
+                break
+
+    def _count(self, one: LastLayerObjective, both: LastLayerObjective | None) -> None:
+        """Grow until more points explain little more, then drop those that are not needed; grow on if none was."""
+        problem = self.problem
+        most = max(1, problem.most_points(both or one))
+        n = min(most, problem.r if problem.U is not None else 2)
+        Z = random_start(problem.geometry, n, problem.r, stream("start 0", self._seed))
+        outcome = self._descend("growing", one, Z.to(problem.device, problem.dtype))
+        self._keep(one, outcome)
+        self._record(f"random start of {n} points", outcome)
+        generator = stream("grow", self._seed)
+        while True:
+            self._grow(one, most, generator)
+            grown, full = self.state, len(self.Z) >= most or self.outcome.loss <= self.tuning.exact
+            if both is not None:
+                self._switch("both endpoints", both)
+            self._turn_subspace()  # in a tilted one the points that explain least do not stand out
+            jump, above = self._prune()
+            if math.isfinite(jump):
+                break
+            self.state, self.problem = grown, problem
+            if full:
+                break
+        n = len(self.Z)
+        if math.isnan(jump):
+            self.n_clear = False
+            self._note(
+                f"n = {n} is a guess: no number of points stands out in the residual; give --n"
+            )
+            return
+        spare = problem.unknowns(n, self.objective) <= self.tuning.enough * problem.equations
+        if math.isnan(above) and n < most:
+            above = self.outcome.loss / max(self._one_more(generator).loss, self.tuning.exact)
+        more = "" if math.isnan(above) else f", one more lowers it {above:.2g}×"
+        clear = (
+            spare and jump > self.tuning.clear_jump and above < self.tuning.jump
+        )  # false where no more could be tried
+        self.n_clear = bool(clear)
+        sure = "clear" if clear else "not clear: give --n if you know it"
+        self._note(
+            f"n = {n} from the residual: one point fewer raises it {jump:.2g}×{more}; {sure}"
+        )
+
+    def _one_more(self, generator: torch.Generator) -> Outcome:
+        new = spawn(self.objective, self.problem.geometry, self.Z, 1, generator, self._jitter)
+        return self._descend("one more", self.objective, torch.cat([self.Z, new]))
+
+    def _grow(self, objective: LastLayerObjective, most: int, generator: torch.Generator) -> None:
+        geometry, r = self.problem.geometry, self.problem.r
+        iterations, seconds, level = 0, 0.0, 0
+        while len(self.Z) < most and self.outcome.loss > self.tuning.exact and level < 2:
+            count = min(most, math.ceil(self.tuning.growth * len(self.Z))) - len(self.Z)
+            new = spawn(objective, geometry, self.Z, count, generator, self._jitter)
+            # Where fewer stand apart, the rest starts anywhere: too few new points would show too little of a change.
+            rest = random_start(geometry, count - len(new), r, generator).to(new)
+            before, outcome = (
+                self.outcome.loss,
+                self._descend("growing", objective, torch.cat([self.Z, new, rest])),
+            )
+            iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
+            self._keep(objective, outcome)
+            level = level + 1 if before < 0.1 and before < self.tuning.jump * outcome.loss else 0
+        self._record(
+            f"grown to {len(self.Z)} points",
+            replace(self.outcome, iterations=iterations, seconds=seconds),
+        )
+
+    def _prune(self) -> tuple[float, float]:
+        """Drop the points that cost least while the residual bears it; where it jumps, that point was there.
+
+        Returns by how much it jumped, and by how much it rose for the point dropped before; NaN where it did not.
+        """
+        objective, began = self.objective, self.outcome.loss
+        batch, above = max(1, len(self.Z) // 8), math.nan
+        iterations, seconds = 0, 0.0
+        rise = math.nan
+        while len(self.Z) > 1 and self.outcome.loss < min(
+            0.5, max(self.tuning.too_far * began, self.tuning.exact)
+        ):
+            Z = self.Z
+            for _ in range(min(batch, len(Z) - 1)):
+                cost = objective.costs(Z, self._jitter).nan_to_num(torch.inf)
+                Z = Z[torch.arange(len(Z), device=Z.device) != cost.argmin()]
+            outcome = self._descend("pruning", objective, Z)
+            iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
+            rise = outcome.loss / max(self.outcome.loss, self.tuning.exact)
+            if rise < self.tuning.jump:
+                above = rise if batch == 1 else math.nan
+                self._keep(objective, outcome)
+            elif batch > 1:
+                batch //= 2
+            else:
+                break
+        self._record(
+            f"pruned to {len(self.Z)} points",
+            replace(self.outcome, iterations=iterations, seconds=seconds),
+        )
+        if len(self.Z) == 1:
+            rise = 1 / max(
+                self.outcome.loss, self.tuning.exact
+            )  # without any point nothing is explained
+        return (rise if rise >= self.tuning.jump else math.nan), above
+
+    def _switch(self, name: str, objective: LastLayerObjective) -> None:
+        """Go on from the same points with another span."""
+        outcome = self._descend(name, objective, self.Z)
+        if not math.isfinite(outcome.loss):
+            self._note(f"{name}: {outcome.status.value}")
+            return
+        self._keep(objective, outcome)
+        self._record(name, outcome)
+
+    def _respawn(self, patience: int, goal: float = math.inf) -> bool:
+        """While a point is in doubt, or the loss is above the goal: drop points, put new ones where most is left.
+
+        Returns whether that lowered the loss.
+        """
+        before = self.outcome.loss
+        generator = stream(f"respawn {len(self.stages)}", self._seed)
+        failures, tried, iterations, seconds = 0, 0, 0, 0.0
+        while tried < self._options.rounds and self.outcome.loss > self.tuning.exact:
+            errors = expected_errors(
+                self.objective, self.problem.geometry, self.Z, self._jitter
+            ).cpu()
+            wrong = self.outcome.loss > goal or bool((errors > DOUBTFUL).any())
+            if failures >= (patience if wrong else 2) or not (
+                wrong or bool(doubtful(errors).any())
+            ):
+                break
+            dropped = _loosest(errors) if failures == 0 else _drawn(errors, generator)
+            outcome, steps, spent = self._round(dropped, generator)
+            tried, iterations, seconds = tried + 1, iterations + steps, seconds + spent
+            if outcome.loss < self.tuning.better * self.outcome.loss:
+                failures = 0
+                self._keep(self.objective, outcome)
+            else:
+                failures += 1
+        if tried:
+            ended = replace(self.outcome, iterations=iterations, seconds=seconds)
+            self._record(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
+        return self.outcome.loss < before
+
+    def _round(
+        self, dropped: Int[Tensor, " m"], generator: torch.Generator
+    ) -> tuple[Outcome, int, float]:
+        objective, Z, n = self.objective, self.Z, len(self.Z)
+        stays = torch.ones(n, dtype=torch.bool)
+        stays[dropped] = False
+        Z, steps, spent = Z[stays.to(Z.device)], 0, 0.0
+        while True:
+            outcome = self._descend("respawn", objective, Z) if len(Z) else None
+            if outcome is not None:
+                Z, steps, spent = outcome.Z, steps + outcome.iterations, spent + outcome.seconds
+                if len(Z) == n:
+                    return outcome, steps, spent
+            # Fewer than were dropped, if no more than that stand apart: then there is another turn.
+            new = spawn(objective, self.problem.geometry, Z, n - len(Z), generator, self._jitter)
+            Z = torch.cat([Z, new])
+
+    def _turn_subspace(self) -> None:
+        """Û tilted by rounding: descend in R^d among points that share some r-dimensional subspace, whichever it is.
+
+        Rounding tilts Û by about 1/gap. Where points are further off than that for other reasons, a subspace that may
+        turn only serves to explain those: it ends far from Û, and from the data.
+        """
+        problem, objective, before = self.problem, self.objective, self.outcome
+        found, n, r, d = problem.spectrum, len(self.Z), problem.r, problem.victim.d
+        if (
+            found is None
+            or found.gap > self.tuning.clear_gap
+            or r == d
+            or n < r
+            or before.loss <= self.tuning.exact
+        ):
+            return
+        errors = expected_errors(objective, problem.geometry, self.Z, self._jitter)
+        if float(errors.median()) * found.gap > 1:
+            return
+        frame = 8 * (n * d) * (n * r + r * (d - r))
+        sizes = replace(objective.sizes, r=d)
+        fits = sizes.dense(n, problem.device, coupled=True) and 8 * frame <= total_memory(
+            problem.device
+        )
+        if problem.unknowns(n, objective) + r * (d - r) > problem.equations or not fits:
+            self._note(
+                f"rounding in training may have tilted the subspace of ΔW1 (its gap is {found.gap:.3g}×), and there "
+                "are too few equations, or too many coordinates, to turn it: that limits the accuracy"
+            )
+            return
+        shared = SharedSubspace(problem.geometry, r)
+        self.problem = problem.within(None)
+        everywhere = self._objective(objective.endpoints, objective.lifted)
+        outcome = self._descend("turning the subspace", everywhere, problem.lift(before.Z), shared)
+        self.problem = problem
+        if not outcome.loss < before.loss:
+            return
+        U = torch.linalg.svd(outcome.Z, full_matrices=False).Vh[:r].T
+        self.problem = problem.within(U.cpu())
+        self._keep(
+            self._objective(objective.endpoints, objective.lifted),
+            replace(outcome, Z=problem.geometry.project(outcome.Z @ U)),
+        )
+        self._record("turning the subspace", outcome)
+
+
+def _loosest(errors: Float[Tensor, " n"]) -> Int[Tensor, " m"]:
+    """The points in doubt, at most a tenth of all; at least the one that is held least."""
+    worst = errors.argsort(descending=True, stable=True)[: max(1, len(errors) // 10)]
+    return worst[doubtful(errors)[worst]] if bool(doubtful(errors)[worst[0]]) else worst[:1]
+
+
+def _drawn(errors: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " m"]:
+    """Up to a quarter of the points, the less they are held the likelier: what was dropped before did not help."""
+    most = max(1, min(len(errors) - 1, math.ceil(len(errors) / 4)))
+    count = int(torch.randint(1, most + 1, (), generator=generator))
+    return torch.multinomial(errors.clamp(1e-3, 1.0), count, generator=generator)

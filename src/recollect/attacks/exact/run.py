@@ -1,0 +1,54 @@
+"""The exact attack: Levenberg–Marquardt in stages, one sequence for the last layer and one for more parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recollect.attacks.base import Context
+from recollect.attacks.exact.all_layers import AllLayerStages
+from recollect.attacks.exact.base import Stages
+from recollect.attacks.exact.last_layer import LastLayerStages
+from recollect.attacks.options import Exact
+from recollect.attacks.problem import Problem, has_rules
+from recollect.attacks.projection import describe, run_problem
+from recollect.attacks.result import Reconstruction
+from recollect.attacks.runs import Runs
+from recollect.objective.base import ExactObjective
+from recollect.solve.gradient_descent import GradientDescent
+from recollect.victim.victim import Victim
+
+
+def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Reconstruction:
+    """All stages. Where a layer has no rule, the paper's gradient descent instead."""
+    problem = Problem.of(victim, attack, context.device)
+    if not has_rules(victim, attack.parameters):
+        assert n is not None  # beyond the last layer `needs` asks for it
+        return run_problem(problem, GradientDescent(), n, context)
+    doubts = () if n is None else problem.check(n)
+    fingerprint = problem.fingerprint(n, context.seed) if context.resume else ""
+    with Runs(context, fingerprint) as runs:
+        stages: Stages[ExactObjective] | LastLayerStages
+        stages_of = LastLayerStages if attack.parameters == "last" else AllLayerStages
+        stages = stages_of(problem, runs, attack, context.seed)
+        found = stages.run(n)
+    state = found.state
+    problem = replace(state.problem, search=attack)
+    # What is reported of all layers is the loss of the network as it is, whatever objective led to the points.
+    last = attack.parameters == "last"
+    judge = state.objective if last else problem.layerwise(state.objective.endpoints)
+    result = describe(
+        problem,
+        state.objective,
+        judge,
+        state.outcome,
+        found.stages,
+        (*doubts, *found.notes),
+        runs.resumed_at,
+        confident=True,
+    )
+    return replace(
+        result,
+        signs_settled=state.signs_settled,
+        n_source="given" if n is not None else "residual",
+        n_clear=found.n_clear,
+    )

@@ -1,0 +1,81 @@
+"""`reconstruct`: check what an attack needs, and run it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from recollect.attacks.base import Attack, Context
+from recollect.attacks.options import Exact, current
+from recollect.attacks.result import Reconstruction, ResumeSlot
+from recollect.errors import OptionError, VictimError
+from recollect.system.device import choose_device
+from recollect.system.progress import Progress, quiet
+from recollect.victim.victim import Victim
+
+
+def reconstruct(
+    victim: Victim,
+    n: int | None,
+    attack: Attack | None = None,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "auto",
+    progress: Progress = quiet,
+    resume: ResumeSlot | None = None,
+    deadline: float = math.inf,
+) -> Reconstruction:
+    """Read n training inputs out of a victim. The same victim, options, seed and machine give the same bits.
+
+    Parameters
+    ----------
+    victim
+        The network and its weights before and after training.
+    n
+        How many points to look for. None: as many as the residual shows, where the attack can tell.
+    attack
+        `Exact()` unless given; `Projection(…)` is the paper's; or any object that fulfils `Attack`.
+    seed
+        Of every random number.
+    device
+        `auto`, `cpu`, `cuda` or a torch device.
+    progress
+        Called to report how far the attack is.
+    resume
+        Where an unfinished run is kept and found again.
+    deadline
+        A value of `time.monotonic()` at which the attack stops with the best so far.
+
+    Returns
+    -------
+    Reconstruction
+        The points, with how well they explain the change of the weights and how far to trust them. A problem with
+        fewer equations than unknowns warns (`RecollectWarning`): it has solutions that are not the data.
+    """
+    attack = Exact() if attack is None else current(attack)
+    if not isinstance(attack, Attack):
+        raise OptionError(
+            f"expected an attack with needs, cost, calibrated and run, got {type(attack).__name__}; see "
+            "docs/write-an-attack.md"
+        )
+    needs = attack.needs
+    if needs.theta_0 and victim.theta_0 is None:
+        raise VictimError(
+            "expected the weights before training, got none; this attack explains θf − θ0 and needs θ0"
+        )
+    if n is None and needs.n:
+        raise OptionError(
+            "expected a number of points for gradient descent, lm, or parameters beyond the last layer's, got auto; "
+            "give --n"
+        )
+    if n is not None and not 1 <= n <= 10**8:
+        raise OptionError(
+            f"expected --n between 1 and 10⁸, got {n:.6g}; ask for another number of points"
+        )
+    where = choose_device(device)
+    return attack.run(
+        victim,
+        n,
+        Context(seed=seed, device=where, progress=progress, deadline=deadline, resume=resume),
+    )

@@ -1,0 +1,1 @@
+"""`recollect audit`: can the data be read out of these weights?"""

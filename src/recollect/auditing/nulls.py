@@ -1,0 +1,84 @@
+"""Victims from which no training data can come: what an attack finds in them is what it finds in anything.
+
+Each is made of the victim at hand, so that sizes, spectra and precision are those of the audit it stands beside:
+
+    shuffled        θ0 + ΠΔθ: each unit's change given to another unit; ΔW_1 keeps its rank and its row space
+    wrong start     θf − Πθ0: the weights before training are those of another initialisation
+    random weights  θ0 + noise of the norm of Δθ, tensor by tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from recollect.shapes import Tensor, Theta
+from recollect.system.seeds import stream
+from recollect.victim.victim import Victim
+
+
+def shuffled(victim: Victim, seed: int) -> Victim:
+    generator = stream("null: shuffled", seed)
+    last = set(victim.network.last.names)
+    first = victim.network.first
+    inputs = set() if first is None else {first.weight}
+
+    def moved(name: str, change: Tensor) -> Tensor:
+        if name not in last:
+            change = change[torch.randperm(len(change), generator=generator)]
+        if change.dim() > 1 and name not in inputs:
+            change = change[:, torch.randperm(change.shape[1], generator=generator)]
+        return change
+
+    return _with_change(victim, moved)
+
+
+def wrong_start(victim: Victim, seed: int) -> Victim:
+    generator = stream("null: wrong start", seed)
+    theta_0 = _start(victim)
+    other = {
+        name: value.flatten()[torch.randperm(value.numel(), generator=generator)].reshape(
+            value.shape
+        )
+        if name in victim.network.trained
+        else value
+        for name, value in theta_0.items()
+    }
+    return Victim(victim.network, other, victim.theta_f, input_shape=victim.input_shape)
+
+
+def random_weights(victim: Victim, seed: int) -> Victim:
+    generator = stream("null: random weights", seed)
+
+    def noise(name: str, change: Tensor) -> Tensor:
+        drawn = torch.randn(change.shape, generator=generator, dtype=change.dtype)
+        drawn *= change.norm() / drawn.norm().clamp_min(1e-300)
+        return drawn
+
+    return _with_change(victim, noise)
+
+
+NULLS: Mapping[str, Callable[[Victim, int], Victim]] = {
+    "shuffled": shuffled,
+    "wrong start": wrong_start,
+    "random weights": random_weights,
+}
+
+
+def _start(victim: Victim) -> Theta:
+    if victim.theta_0 is None:
+        raise TypeError("a victim without θ0 has no change to disturb")
+    return victim.theta_0
+
+
+def _with_change(victim: Victim, changed: Callable[[str, Tensor], Tensor]) -> Victim:
+    theta_0 = _start(victim)
+    delta = victim.delta(victim.network.trained)
+    theta_f = {
+        name: (theta_0[name].double() + changed(name, delta[name])).to(value.dtype)
+        if name in delta
+        else value
+        for name, value in victim.theta_f.items()
+    }
+    return Victim(victim.network, theta_0, theta_f, input_shape=victim.input_shape)

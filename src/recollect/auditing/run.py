@@ -1,0 +1,386 @@
+"""An audit: settings tried one after the other within a time budget, then the best of them on null victims.
+
+1. The last layer alone with n = rank ΔW_1: the cheapest, and fewer examples than inputs have almost always that rank.
+   Where nobody said which activation the network has and ReLU fails, the same with others.
+2. All layers with as many points.
+3. The last layer with n from the residual, for more examples than that; and all layers with the n it finds.
+4. The best of these from other random starts.
+5. Null victims (`nulls.py`), attacked as the best was: how many points would be called where there are none.
+
+What is not worth its time (`forecast.py`) is left out, and no setting takes more than its share of what is left. It
+stops as soon as every point is called. Nothing here sees the truth.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from recollect.attacks.options import Exact, Subspace
+from recollect.attacks.reconstruct import reconstruct
+from recollect.attacks.result import Reconstruction, Withheld
+from recollect.auditing.forecast import first_attack, forecast
+from recollect.auditing.nulls import NULLS
+from recollect.auditing.verdict import Verdict, called, judge, likely
+from recollect.errors import OptionError, RecollectError, RecollectWarning
+from recollect.examine.history import History, history, undecayed
+from recollect.examine.inspection import Inspection, inspect
+from recollect.shapes import Bool, Tensor
+from recollect.solve.loop import Status
+from recollect.system.device import Machine, choose_device, is_out_of_memory, memory_limit
+from recollect.system.progress import Progress, quiet
+from recollect.victim.mlp import MLP
+from recollect.victim.victim import Victim
+
+_SHARE_FOR_NULLS = 0.25
+"""Share of the time budget that is kept for null victims."""
+_NULL_PATIENCE, _NULL_MIN_SECONDS = 4.0, 5.0
+"""A null run may take this many times as long as the attack it is compared with, and at least so many seconds."""
+_RANDOM_STARTS = 3
+_SHARE_OF_SETTING = 0.6
+"""Share of the remaining time that one setting may take: the next may be the one that finds the data."""
+_SHARE_OF_GUESS = 0.07
+"""The same for a guess at the activation."""
+_WITHHELD_CONFIDENCE = 0.7
+"""When attempts are compared, points that are withheld count with this confidence at most."""
+_ACTIVATIONS = ("relu", "tanh", "gelu", "silu", "leaky-relu", "sigmoid", "elu", "softplus")
+_PLAINLY = 0.1
+"""Another activation than the assumed one must leave less than this share unexplained of what that one does."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One attack to try: on what, with which options, and for how long."""
+
+    name: str
+    victim: Victim
+    """As it is attacked: with weight decay undone, and the activation of this setting."""
+    attack: Exact
+    n: int | None
+    seed: int
+    share: float = _SHARE_OF_SETTING
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A setting and what came of it; no reconstruction where it could not run, and then why."""
+
+    setting: Setting
+    found: Reconstruction | None
+    seconds: float
+    ended: str
+
+    @property
+    def recovered(self) -> int:
+        return (
+            0
+            if self.found is None or self.found.confidence is None
+            else int(called(self.found).sum())
+        )
+
+    @property
+    def likely(self) -> int:
+        return (
+            0
+            if self.found is None or self.found.confidence is None
+            else int(likely(self.found).sum())
+        )
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """More is better: points called, then confidence."""
+        sure = None if self.found is None else self.found.confidence
+        if self.found is None or sure is None:
+            return 0, -1.0
+        if self.found.withheld:
+            sure = sure.clamp(max=_WITHHELD_CONFIDENCE)
+        return self.recovered, float(sure.mean())
+
+
+@dataclass(frozen=True)
+class NullRun:
+    """The attack on one null victim."""
+
+    kind: str
+    points: int
+    called: int
+    likely: int
+    seconds: float
+    whole: bool
+    """Whether it ended by itself, and not by the clock."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the attacks of an audit came to."""
+
+    verdict: Verdict
+    past: History
+    inspection: Inspection
+    attempts: tuple[Attempt, ...]
+    best: Attempt | None
+    nulls: tuple[NullRun, ...]
+    seconds: float
+
+    @property
+    def called(self) -> Bool[Tensor, " n"] | None:
+        found = None if self.best is None else self.best.found
+        return None if found is None or found.confidence is None else called(found)
+
+    @property
+    def up_to_sign(self) -> bool:
+        found = None if self.best is None else self.best.found
+        return found is not None and not found.signs_settled
+
+    @property
+    def null_points(self) -> int:
+        return sum(run.points for run in self.nulls)
+
+    @property
+    def null_called(self) -> int:
+        return sum(run.called for run in self.nulls)
+
+
+def run_audit(
+    victim: Victim,
+    n: int | None = None,
+    *,
+    budget: float = 600.0,
+    memory: int | None = None,
+    past: History | None = None,
+    seed: int = 0,
+    device: torch.device | str = "auto",
+    progress: Progress = quiet,
+) -> Outcome:
+    """Attack within `budget` seconds and `memory` bytes (None: what the machine has).
+
+    n None: as many points as the weights suggest. The memory limit is kept by choosing algorithms whose estimates fit;
+    it is not enforced. `past` is read off the victim unless given. Weight decay is undone. No point is called where
+    training biases what is found, where an attack was cut off, and where the attack's confidence was not calibrated.
+    """
+    if not budget > 0:
+        raise OptionError(
+            f"expected a budget of more than no time, got {budget:g} s; give for instance 10m"
+        )
+    if n is not None and n < 1:
+        raise OptionError(
+            f"expected at least one training point, got {n}; give their number, or auto"
+        )
+    if memory is not None and memory <= 0:
+        raise OptionError(
+            f"expected more than no memory, got {memory} bytes; give for instance 8GB"
+        )
+    past = history(victim) if past is None else past
+    victim = undecayed(victim, past.decay) if past.decay else victim
+    with memory_limit(memory):
+        return _audit(victim, n, budget, past, seed, choose_device(device), progress)
+
+
+def _audit(
+    victim: Victim,
+    n: int | None,
+    budget: float,
+    past: History,
+    seed: int,
+    where: torch.device,
+    progress: Progress,
+) -> Outcome:
+    began = time.monotonic()
+    looked, machine = inspect(victim), Machine.measured(where)
+    first = first_attack(looked)
+    withhold = tuple(
+        why
+        for why, holds in (
+            ("weight decay left so little of the start that points are biased", past.biased),
+            ("confidence was not tested on networks like this one", not first.calibrated(victim)),
+        )
+        if holds
+    )
+    attempts: list[Attempt] = []
+    best: Attempt | None = None
+    spared: Setting | None = None
+    left = began + (1 - _SHARE_FOR_NULLS) * budget
+    for setting in _settings(victim, looked, n, seed, attempts):
+        if time.monotonic() > left:
+            attempts.append(Attempt(setting, None, 0.0, "not tried: the time was over"))
+            break
+        expected = forecast(setting.victim, setting.attack, setting.n or 1, machine)
+        too_slow = expected.too_slow(left - time.monotonic())
+        if against := expected.against or too_slow:
+            attempts.append(Attempt(setting, None, 0.0, f"not tried: {against}"))
+            spared = setting if expected.fits and not too_slow else spared
+            continue
+        now = time.monotonic()
+        attempt = _try(setting, where, progress, now + setting.share * (left - now), withhold)
+        attempts.append(attempt)
+        best = attempt if best is None or attempt.rank > best.rank else best
+        enough = attempt.likely if withhold else attempt.recovered
+        if attempt.found is not None and enough == len(attempt.found.inputs):
+            break
+    if (
+        best is None and spared is not None
+    ):  # an answer rests on an attempt, however little speaks for it
+        best = _try(spared, where, progress, left, withhold)
+        attempts.append(best)
+    nulls: tuple[NullRun, ...] = ()
+    if best is not None and best.found is not None and best.found.confidence is not None:
+        nulls = tuple(_null_runs(best, where, progress, began + budget))
+        looked = looked if best.setting.victim is victim else inspect(best.setting.victim)
+    verdict = _judged(best, nulls)
+    if verdict is Verdict.NOT_FOUND and not past.fits:
+        verdict = Verdict.UNKNOWN
+    return Outcome(verdict, past, looked, tuple(attempts), best, nulls, time.monotonic() - began)
+
+
+def _settings(
+    victim: Victim, looked: Inspection, n: int | None, seed: int, attempts: list[Attempt]
+) -> Iterator[Setting]:
+    """The next one is chosen when the ones before it are known."""
+    spectrum = looked.spectrum
+    last = first_attack(looked)
+    guesses: dict[str, int] = {}
+    if n is not None:
+        guesses["n given"] = n
+    elif spectrum is not None and spectrum.found:
+        guesses["n = rank of ΔW1"] = spectrum.rank
+    every = (
+        None if victim.select("all") == victim.select("last") else replace(last, parameters="all")
+    )
+    for name, number in guesses.items():
+        yield Setting(f"last layer, {name}", victim, last, number, seed)
+        yield from _other_activations(victim, attempts)
+        victim = _plainest(attempts).setting.victim
+        if every is not None:
+            yield Setting(f"all layers, {name}", victim, every, number, seed)
+    if n is None:
+        yield Setting("last layer, n from the residual", victim, last, None, seed)
+        if not guesses:
+            yield from _other_activations(victim, attempts)
+            victim = _plainest(attempts).setting.victim
+        found = attempts[-1].found
+        if every is not None and found is not None and len(found.inputs) not in guesses.values():
+            yield Setting("all layers, the same n", victim, every, len(found.inputs), seed)
+    best = max(attempts, key=lambda attempt: attempt.rank)
+    if best.found is None:
+        return
+    again = len(best.found.inputs)
+    for start in range(1, _RANDOM_STARTS):
+        name = f"{best.setting.name.partition(',')[0]}, n = {again}, random start {start + 1}"
+        yield Setting(name, best.setting.victim, best.setting.attack, again, seed + start)
+
+
+def _other_activations(victim: Victim, attempts: list[Attempt]) -> Iterator[Setting]:
+    """The setting just tried with each other activation, where nobody said which one it is and this one fails."""
+    tried, network = attempts[-1], victim.network
+    if tried.found is None or not isinstance(network, MLP) or not network.assumed:
+        return
+    n = len(tried.found.inputs)
+    for phi in _ACTIVATIONS:
+        if 2 * _plainest(attempts).recovered >= n:
+            return
+        if phi != network.activation:
+            other = Victim(
+                replace(network, activation=phi),
+                victim.theta_0,
+                victim.theta_f,
+                input_shape=victim.input_shape,
+            )
+            name = f"{tried.setting.name}, {phi} instead of {network.activation}"
+            yield replace(tried.setting, name=name, victim=other, n=n, share=_SHARE_OF_GUESS)
+
+
+def _plainest(attempts: list[Attempt]) -> Attempt:
+    """The first, unless a later one calls more points or leaves far less unexplained."""
+    best = attempts[0]
+    for attempt in attempts[1:]:
+        if attempt.found is None:
+            continue
+        far = best.found is None or attempt.found.loss < _PLAINLY * best.found.loss
+        if attempt.recovered > best.recovered or (far and attempt.recovered == best.recovered):
+            best = attempt
+    return best
+
+
+def _try(
+    setting: Setting,
+    device: torch.device,
+    progress: Progress,
+    deadline: float,
+    withhold: tuple[str, ...] = (),
+) -> Attempt:
+    """Run a setting until the deadline. `withhold`: reasons why none of its points may be called."""
+    began = time.monotonic()
+
+    def failed(why: str) -> Attempt:
+        return Attempt(setting, None, time.monotonic() - began, why)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", RecollectWarning
+            )  # the notes of the result say the same
+            found = reconstruct(
+                setting.victim,
+                setting.n,
+                setting.attack,
+                seed=setting.seed,
+                device=device,
+                progress=progress,
+                deadline=deadline,
+            )
+    except RecollectError as error:
+        return failed(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return failed("memory was not enough")
+    if found.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    everything = tuple(range(len(found.inputs)))
+    withheld = (*found.withheld, *(Withheld(everything, why) for why in withhold))
+    found = replace(found, withheld=withheld)
+    return Attempt(setting, found, time.monotonic() - began, found.status.value)
+
+
+def _null_runs(
+    best: Attempt, device: torch.device, progress: Progress, deadline: float
+) -> Iterator[NullRun]:
+    assert best.found is not None
+    setting = replace(best.setting, n=len(best.found.inputs))
+    if isinstance(setting.attack.space, Subspace):  # the rank of noise is not to be found
+        setting = replace(
+            setting, attack=replace(setting.attack, space=Subspace(rank=best.found.rank))
+        )
+    for kind, null in NULLS.items():
+        if time.monotonic() > deadline:
+            return
+        until_then = time.monotonic() + max(_NULL_MIN_SECONDS, _NULL_PATIENCE * best.seconds)
+        emptied = replace(setting, victim=null(setting.victim, setting.seed))
+        attempt = _try(emptied, device, progress, min(deadline, until_then))
+        if attempt.found is not None and attempt.found.confidence is not None:
+            whole = attempt.found.status is not Status.TIME
+            yield NullRun(
+                kind,
+                len(attempt.found.inputs),
+                attempt.recovered,
+                attempt.likely,
+                attempt.seconds,
+                whole,
+            )
+
+
+def _judged(best: Attempt | None, nulls: tuple[NullRun, ...]) -> Verdict:
+    if best is None or best.found is None or best.found.confidence is None:
+        return Verdict.UNKNOWN
+    return judge(
+        best.recovered,
+        len(best.found.inputs),
+        sum(run.called for run in nulls),
+        sum(run.points for run in nulls),
+        likely=best.likely,
+        null_likely=sum(run.likely for run in nulls),
+    )

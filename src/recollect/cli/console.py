@@ -1,0 +1,94 @@
+"""What the terminal shows: progress bars, tables, warnings on stderr; the answer on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+from rich.text import Text
+
+from recollect.system.progress import Report
+
+_PATIENCE = 2.0
+"""Seconds before a bar appears."""
+
+
+class Terminal:
+    """When `json` is set, all that is for people goes to stderr: stdout holds one JSON object and nothing else."""
+
+    def __init__(self, *, json: bool = False) -> None:
+        self._json = json
+        self._out = Console(stderr=json, highlight=False, soft_wrap=True)
+        self._err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    @property
+    def interactive(self) -> bool:
+        """Whether somebody may be watching a bar."""
+        return self._err.is_terminal
+
+    def say(self, text: str) -> None:
+        self._out.print(text, markup=False)
+
+    def note(self, text: str) -> None:
+        self._err.print(text, markup=False)
+
+    def table(self, rows: Mapping[str, object], title: str | None = None) -> None:
+        table = Table(
+            show_header=False, box=None, title=title, title_justify="left", padding=(0, 2, 0, 0)
+        )
+        table.add_column(style="dim")
+        table.add_column(overflow="fold")
+        for name, value in rows.items():
+            table.add_row(Text(name), Text(str(value)))
+        self._out.print(table)
+
+    def answer(self, content: Mapping[str, Any]) -> None:
+        if self._json:
+            sys.stdout.write(json.dumps(content, allow_nan=False) + "\n")
+            sys.stdout.flush()
+
+    @contextmanager
+    def progress(self, task: str, total: int | None) -> Iterator[Report]:
+        """A bar for work over two seconds on a terminal; nothing otherwise."""
+        if not self._err.is_terminal:
+            yield lambda done, message: None
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[message]}"),
+        )
+        bar = RichProgress(*columns, console=self._err, transient=True)
+        handle = bar.add_task(task, total=total, message="")
+        began = time.perf_counter()
+        shown = False
+
+        def report(done: int, message: str) -> None:
+            nonlocal shown
+            if not shown and time.perf_counter() - began > _PATIENCE:
+                bar.start()
+                shown = True
+            bar.update(handle, completed=done, message=message)
+
+        try:
+            yield report
+        finally:
+            if shown:
+                bar.stop()

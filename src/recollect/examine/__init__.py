@@ -1,0 +1,1 @@
+"""What the files say before any attack: findings, history, the subspace of the data, counting."""

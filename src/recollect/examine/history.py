@@ -1,0 +1,260 @@
+"""What Δθ itself tells of how it came about: weight decay, noise, rounding, other optimisers, a θ0 of another run.
+
+Gradient descent without any of these leaves ΔW_1 = Σ_t Σ_i b_it x_iᵀ: of the rank of the data, but for rounding. What
+lies outside is the trace of something else. Decay at a rate λ shrinks what was there before,
+
+    θf = (1 − c)θ0 + (what gradients added),   1 − c = Π_t (1 − η_t λ),
+
+so outside the span of the data ΔW_1 is −c W_1⁰; c is read off there, and Δθ + cθ0 is made of gradients alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from recollect.errors import VictimError
+from recollect.examine.findings import Finding, Severity
+from recollect.examine.subspace import ROUNDINGS, Spectrum, gap_rule, rounding, spectrum
+from recollect.shapes import Float, Tensor
+from recollect.victim.victim import Victim
+
+_DECAY_COSINE = 0.5
+"""Between −ΔW_1 and W_1⁰ outside the data: 0.97 and more with decay, below 0.05 for all else that was tried."""
+_MOSTLY_GONE = 0.5
+"""Of θ0. At c = 0.22 points come back as they do without decay, at 0.92 with a bias that no confidence sees."""
+_ALL_GONE = 0.95
+"""Of θ0: where a θ0 of another run is subtracted, all of it seems to be gone."""
+_RELATED = 0.5
+_FAR = 0.5
+_FLAT = 0.3
+"""The smallest singular value of noise is near σ(√p − √d), that of data many orders below the largest."""
+_EVEN = 0.58
+"""(mean |Δ|)²/mean Δ² over the entries of ΔW_1: 0.49 to 0.53 for gradient descent, 0.61 to 0.85 for Adam with few steps
+(0.54 with many: not every trace of it is seen), 0.64 for Gaussian noise, 1 for signs."""
+_LEVELS = 256
+
+
+@dataclass(frozen=True)
+class History:
+    decay: float
+    """c; 0 where none was seen."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether Δθ can be a combination of gradients at its ends; if not, what is not found tells nothing."""
+        return not any(finding.misfit for finding in self.findings)
+
+    @property
+    def biased(self) -> bool:
+        """Whether points come out at a distance from the data that their confidence knows nothing of."""
+        return self.decay > _MOSTLY_GONE
+
+
+def history(victim: Victim) -> History:
+    """Read off the two checkpoints; what is not seen may still have been there."""
+    if victim.theta_0 is None:
+        return History(0.0, ())
+    decay = weight_decay(victim)
+    decay = 0.0 if decay > _ALL_GONE else decay
+    findings, related = _relation(victim)
+    if not (decay or related):
+        return History(0.0, tuple(findings))
+    if decay:
+        findings = findings if related else []
+        findings.append(
+            Finding(
+                Severity.LIMITS,
+                f"outside the span of the data the first layer shrank by {decay:.2g} of itself: weight decay",
+                "it was undone, as if every tensor had shrunk alike; where one had not, part of its change is not made "
+                "of gradients"
+                + (
+                    ", and so little is left of the start that points come out with errors of 0.1 to 0.3: none is "
+                    "called recovered, however firm it is"
+                    if decay > _MOSTLY_GONE
+                    else ""
+                ),
+                "nothing to do",
+            )
+        )
+        victim = undecayed(victim, decay)
+    grid = _grid(victim)
+    if grid:
+        findings.append(
+            Finding(
+                Severity.LIMITS,
+                f"the trained weights lie on a grid: {grid}",
+                "their change is known no better than that",
+                "if the weights before rounding exist, audit those too: they tell more",
+            )
+        )
+    return History(decay, (*findings, *_outside(victim, named=bool(grid))))
+
+
+def undecayed(victim: Victim, decay: float) -> Victim:
+    """The victim with (1 − c)θ0 for θ0: what is left of Δθ is what gradients added."""
+    assert victim.theta_0 is not None
+    theta_0 = {
+        name: (1 - decay) * value.double() if value.is_floating_point() else value
+        for name, value in victim.theta_0.items()
+    }
+    return Victim(victim.network, theta_0, victim.theta_f, input_shape=victim.input_shape)
+
+
+def weight_decay(victim: Victim) -> float:
+    """c, from where ΔW_1 has nothing of the data; 0 where what is there does not look like W_1⁰."""
+    delta, first = victim.delta_W1(), victim.network.first
+    if (
+        delta is None
+        or first is None
+        or victim.theta_0 is None
+        or min(delta.shape) < 4
+        or not bool(delta.any())
+    ):
+        return 0.0
+    W0, floor = victim.theta_0[first.weight].double(), rounding(victim.theta_f[first.weight])
+    decay, cosine = 0.0, 0.0
+    for _ in range(20):
+        # The directions in which least is left once decay is undone: the better c is known, the freer of data they are.
+        _, s, Vh = torch.linalg.svd(delta + decay * W0, full_matrices=False)
+        rank, _, found = gap_rule(s, delta.shape, floor)
+        right = Vh[rank if found else len(s) // 2 :].T
+        left, before = delta @ right, W0 @ right
+        if not bool(before.any()):  # nothing was there to decay
+            return 0.0
+        product = float((left * before).sum())
+        last, decay = decay, -product / max(float(before.square().sum()), 1e-300)
+        cosine = -product / max(float(left.norm() * before.norm()), 1e-300)
+        if cosine < _DECAY_COSINE:
+            return 0.0
+        if abs(decay - last) <= 1e-9 * abs(decay):
+            break
+    return decay
+
+
+def _relation(victim: Victim) -> tuple[list[Finding], bool]:
+    """How far training went, and whether θf grew out of this θ0 at all."""
+    assert victim.theta_0 is not None
+    names = [name for name in victim.network.trained if victim.theta_f[name].dim() >= 2]
+    before = torch.cat([victim.theta_0[name].double().flatten() for name in names])
+    after = torch.cat([victim.theta_f[name].double().flatten() for name in names])
+    moved = float((after - before).norm() / before.norm().clamp_min(1e-300))
+    cosine = float(before @ after) / max(float(before.norm() * after.norm()), 1e-300)
+    if bool(before.any()) and cosine < _RELATED:
+        unrelated = [
+            Finding(
+                Severity.LIMITS,
+                f"the two checkpoints have little in common (cosine {cosine:.2f})",
+                "the one is not where the training of the other started, or training (or weight decay) went far beyond "
+                "what its gradients at either end explain",
+                "give the checkpoint from before the first step",
+                misfit=True,
+            )
+        ]
+        return unrelated, False
+    if bool(before.any()) and moved > _FAR:
+        far = [
+            Finding(
+                Severity.LIMITS,
+                f"training moved the weights by {moved:.0%} of their norm",
+                "gradients at the two ends explain such a change poorly",
+                "read what is not found with that in mind",
+            )
+        ]
+        return far, True
+    return [], True
+
+
+def _grid(victim: Victim) -> str:
+    """float16, bfloat16 or few levels, where every trained matrix holds nothing else; "" where it does."""
+    tensors = [
+        victim.theta_f[name] for name in victim.network.trained if victim.theta_f[name].dim() >= 2
+    ]
+    for dtype, name in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
+        if all(
+            tensor.dtype != dtype and torch.equal(tensor.to(dtype).to(tensor), tensor)
+            for tensor in tensors
+        ):
+            return name
+    large = [tensor for tensor in tensors if tensor.numel() > 4 * _LEVELS]
+    counts = [_values(tensor) for tensor in large]
+    if counts and max(counts) <= _LEVELS:
+        return f"{max(counts)} values and no others"
+    rows = [
+        _values(row)
+        for tensor in large
+        for row in tensor.flatten(1)[:8]
+        if row.numel() > 4 * _LEVELS
+    ]
+    return f"{max(rows)} values a row and no others" if rows and max(rows) <= _LEVELS else ""
+
+
+def _values(tensor: Tensor) -> int:
+    ordered = tensor.flatten().sort().values
+    return 1 + int((ordered[1:] != ordered[:-1]).sum())
+
+
+def _outside(victim: Victim, *, named: bool) -> list[Finding]:
+    """What lies beside the data in ΔW_1."""
+    try:
+        found = spectrum(victim)
+    except VictimError:
+        return []
+    delta = victim.delta_W1()
+    assert delta is not None
+    assert victim.network.first is not None
+    sigma = _noise(delta, found)
+    floor = rounding(victim.theta_f[victim.network.first.weight])
+    if (
+        sigma
+        and sigma * (math.sqrt(delta.shape[0]) + math.sqrt(delta.shape[1])) > ROUNDINGS * floor
+    ):
+        if named:
+            return []
+        return [
+            Finding(
+                Severity.LIMITS,
+                f"the first layer's change holds noise of {sigma:.1e} in every entry",
+                "it was added in training or to the weights, or left by coarse arithmetic; points are found no better "
+                "than it allows",
+                "nothing to do: noise is a defence, and this audit says how far it goes",
+            )
+        ]
+    if found.found and found.rank < min(delta.shape) // 2:
+        return []
+    entries = delta[:, delta.any(0)]
+    entries = entries[entries.any(1)]
+    even = float(entries.abs().mean().square() / entries.square().mean())
+    if even > _EVEN:
+        return [
+            Finding(
+                Severity.LIMITS,
+                f"the entries of the first layer's change are more alike in size than gradients are ({even:.2f}, "
+                "gradient descent leaves about 0.52)",
+                "an optimiser rescaled them one by one (Adam, RMSprop, signs); Δθ is then no combination of gradients, "
+                "and the method does not fit",
+                "expect little, and do not take a failure for safety",
+                misfit=True,
+            )
+        ]
+    return []
+
+
+def _noise(delta: Float[Tensor, "p d"], found: Spectrum) -> float:
+    """σ of the entries, where what is left beside the data is white; 0 where it is not."""
+    rank = found.rank if found.found else min(delta.shape) // 2
+    tail = found.singular_values[rank:].double()
+    rows, columns = delta.shape[0] - rank, delta.shape[1] - rank
+    if len(tail) < 4:
+        return 0.0
+    sigma = float(tail.square().sum() / (rows * columns)) ** 0.5
+    smallest = sigma * abs(math.sqrt(rows) - math.sqrt(columns))
+    spread = (
+        float(tail[-1]) > _FLAT * smallest
+        if smallest > 0.1 * sigma * math.sqrt(max(rows, columns))
+        else True
+    )
+    return sigma if spread else 0.0

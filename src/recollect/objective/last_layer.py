@@ -1,0 +1,196 @@
+"""G = H ⊗ I_c: the last layer alone, so that one Gram matrix HHᵀ serves all c outputs.
+
+The gradient of output k with respect to the last weights is h(x) in row k and zero elsewhere. Hence
+α is n×c, (HHᵀ)α = H ΔW_Lᵀ, R = ΔW_L − αᵀH, and neither the (nc)×(cp) Jacobian nor anything of its
+size is ever formed. The rows of H are those of `objective/rows.py`: features at θf, at θ0 or at
+both, with signs lifted or not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from recollect.geometry import Geometry
+from recollect.objective.base import Fit, Gains, GramObjective, barred, cost, gain
+from recollect.objective.evidence import Evidence
+from recollect.objective.gram import Gram
+from recollect.objective.normal import DenseNormal, ImplicitNormal, Normal, forcing, point_scales
+from recollect.objective.rows import Rows
+from recollect.objective.sizes import Sizes
+from recollect.shapes import Float, Tensor
+
+
+@dataclass(frozen=True)
+class Explained:
+    """ΔW_L/‖ΔW_L‖ = CᵀA + R with R orthogonal to the rows of A."""
+
+    A: Float[Tensor, "*s a p"]
+    gram: Gram
+    C: Float[Tensor, "*s a c"]
+    R: Float[Tensor, "*s c p"]
+
+    def orthogonal(self, V: Float[Tensor, "p v"]) -> Float[Tensor, "p v"]:
+        """P⊥V, the part of each column orthogonal to the rows of A."""
+        return torch.addmm(V, self.A.T, self.gram.solve(self.A @ V).to(V.dtype), alpha=-1)
+
+
+class LastLayerObjective(GramObjective):
+    """L(X) of ΔW_L, from five products per fit: the features, HHᵀ, HΔᵀ, αᵀH and αR.
+
+    One backward pass through the features gives the gradient. A fit takes about 2np(2d + n + 3c)
+    operations for two layers and one θ_e, and memory for 3np numbers. In float64 α is refined once,
+    α ← α + (HHᵀ)⁻¹HRᵀ, which restores the digits that forming the Gram matrix costs. `fit` also
+    takes several sets of points: one product gives the features of all of them, and each set has a
+    Gram matrix of its own.
+    """
+
+    def __init__(
+        self, evidence: Evidence, *, device: torch.device, dtype: torch.dtype, lifted: bool = False
+    ) -> None:
+        last = evidence.network.last
+        super().__init__(evidence, last.names, device=device, dtype=dtype, lifted=lifted)
+        delta = self._target.delta
+        self.delta = delta[last.weight]
+        if last.bias is not None:  # a bias is the weight of a feature that is always 1
+            self.delta = torch.cat([self.delta, delta[last.bias][:, None]], dim=1)
+        self.rows = Rows(evidence, lifted=lifted, device=device, dtype=dtype)
+
+    @property
+    def name(self) -> str:
+        signs = ", signs lifted" if self.lifted else ""
+        return f"one Gram of the last layer's features at {self.endpoints.where}{signs}"
+
+    @property
+    def fixed_rows(self) -> int:
+        return 0 if self.rows.fixed is None else len(self.rows.fixed)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        c, p = self.delta.shape
+        theta = self._target.theta
+        return Sizes(
+            r=self.evidence.d,
+            c=c,
+            layers=((1, p, c),),
+            weights=sum(tensor.numel() for tensor in theta.values()),
+            units=sum(tensor.shape[0] for tensor in theta.values() if tensor.dim() > 1),
+            families=self.families,
+            itemsize=self._dtype.itemsize,
+        )
+
+    def explain(
+        self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+    ) -> Explained:
+        """ΔW_L split into what the rows at Z explain and the rest."""
+        return self._explain(self.rows(Z.detach()).flatten(0, 1), jitter)
+
+    def _explain(self, A: Tensor, jitter: Tensor | None) -> Explained:
+        if self.rows.fixed is not None:
+            A = torch.cat([A, self.rows.fixed.expand(*A.shape[:-2], -1, -1)], dim=-2)
+        gram = Gram(A @ A.mT, jitter)
+        C = gram.solve(A @ self.delta.mT).to(A.dtype)
+        R = self.delta - C.mT @ A
+        if self._refine:
+            C = C + gram.solve(A @ R.mT)
+            R = self.delta - C.mT @ A
+        return Explained(A, gram, C, R)
+
+    def loss(self, explained: Explained) -> Float[Tensor, "*s"]:
+        """‖R‖²/‖ΔW_L‖²."""
+        norms: Tensor = torch.linalg.vector_norm(explained.R, dim=(-2, -1), dtype=torch.float64)
+        return self._target.loss(norms.square())
+
+    def fit(
+        self,
+        Z: Float[Tensor, "*s n r"],
+        *,
+        gradient: bool = True,
+        jitter: Float[Tensor, "*s"] | None = None,
+    ) -> Fit:
+        with torch.set_grad_enabled(gradient):
+            Z = Z.detach().requires_grad_(gradient)
+            T = self.rows(Z.flatten(0, -2))
+            T = T.reshape(len(T), *Z.shape[:-1], -1).movedim(0, -3)
+        explained = self._explain(T.detach().flatten(-3, -2), jitter)
+        C, slope = self._owned(explained, Z.shape[-2]), None
+        if gradient:
+            # ∂⟨C, A(Z)Rᵀ⟩/∂T_k = C_k R.
+            (slope,) = torch.autograd.grad(T, Z, (-2 * C) @ explained.R[..., None, :, :])
+        return Fit(self.loss(explained), self._target.length * C[..., 0, :, :], slope)
+
+    def _owned(self, explained: Explained, n: int) -> Float[Tensor, "*s k n c"]:
+        """The coefficients of the rows that belong to points.
+
+        Those of the first family are α, or α + β where gradients are taken at both ends.
+        """
+        k = self.families
+        return explained.C[..., : k * n, :].reshape(*explained.C.shape[:-2], k, n, -1)
+
+    def costs(
+        self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+    ) -> Float[Tensor, " n"]:
+        explained, n = self.explain(Z, jitter), len(Z)
+        own = torch.arange(self.families * n, device=Z.device).reshape(-1, n).T
+        return cost(explained.gram.inverse(), explained.C.double(), own)
+
+    def gains(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None) -> Gains:
+        explained = self.explain(Z, jitter)
+
+        def gains(Z: Tensor) -> Tensor:
+            T = self.rows(Z)
+            free = explained.orthogonal(T.flatten(0, 1).T).T.reshape(T.shape)
+            M = torch.einsum("kmp,lmp->mkl", T, free)
+            return gain(M, torch.einsum("kmp,cp->mkc", T, explained.R))
+
+        return gains
+
+    def sign_system(
+        self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+    ) -> tuple[Float[Tensor, "e n"], Float[Tensor, " e"]]:
+        # In an orthonormal basis of the fixed rows, all equations have the same level of noise.
+        explained, B = self.explain(Z, jitter), self.rows.fixed
+        if B is None:
+            raise ValueError("only a lifted objective has signs to find")
+        n, r = Z.shape
+        k, c = self.families, explained.C.shape[1]
+        _, T = torch.linalg.qr(B.T)
+        own = explained.C[: k * n].reshape(k, n, c)
+        linear = torch.einsum("knc,nr->krnc", own, Z).reshape(k * r, n * c)
+        M = (T @ linear).reshape(-1, n, c).permute(0, 2, 1).reshape(-1, n)
+        return M, (T @ explained.C[k * n :]).reshape(-1)
+
+    def linearise(
+        self, Z: Float[Tensor, "n r"], geometry: Geometry, jitter: Float[Tensor, ""] | None = None
+    ) -> tuple[Fit, Normal]:
+        Z = Z.detach()
+        explained = self.explain(Z, jitter)
+        C = self._owned(explained, len(Z))
+        dense = self.dense(len(Z), coupled=geometry.coupled)
+        form = self._dense_normal if dense else self._implicit_normal
+        fit = Fit(self.loss(explained), self._target.length * C[0], None)
+        return fit, form(Z, geometry, explained, C)
+
+    def _dense_normal(
+        self, Z: Tensor, geometry: Geometry, explained: Explained, C: Tensor
+    ) -> DenseNormal:
+        J = geometry.tangent(Z, self.rows.jacobian(Z))
+        F = torch.stack([explained.orthogonal(part.flatten(1)).view_as(part) for part in J])
+        return DenseNormal.of(F, C, explained.R, barred(geometry, Z), geometry.frame(Z))
+
+    def _implicit_normal(
+        self, Z: Tensor, geometry: Geometry, explained: Explained, C: Tensor
+    ) -> ImplicitNormal:
+        pull = torch.func.vjp(self.rows, Z)[1]
+
+        def back(E: Float[Tensor, "c p"]) -> Float[Tensor, "n r"]:  # E ↦ Σ_k F_i^kᵀ Eᵀ C_i^k
+            return geometry.tangent(Z, pull(C @ explained.orthogonal(E.T).T)[0])
+
+        def product(v: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:  # v ↦ JᵀJv
+            moved = torch.func.jvp(self.rows, (Z,), (geometry.tangent(Z, v),))[1]
+            return back(torch.einsum("knc,knp->cp", C, moved))
+
+        scales, tolerance = point_scales(product, geometry, Z, C[0]), forcing(self.loss(explained))
+        return ImplicitNormal(product, scales, -back(explained.R), barred(geometry, Z), tolerance)

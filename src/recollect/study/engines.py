@@ -1,0 +1,181 @@
+"""Where tasks are carried out. An engine takes tasks and says of each how it ended; it decides nothing else.
+
+`LocalEngine`: processes of this machine, each with its own share of the cores, and a GPU each where there are some.
+`RayEngine` (`ray_engine.py`): workers of a Ray cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Protocol, runtime_checkable
+
+from recollect.study.perform import Task, perform
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A task that is over: `error` None if it succeeded; `lost` if its worker died and it may not be to blame."""
+
+    task: Task
+    error: str | None = None
+    lost: bool = False
+
+
+@runtime_checkable
+class Engine(Protocol):
+    def __enter__(self) -> Engine: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    @property
+    def full(self) -> bool:
+        """Whether no task at all can be placed now."""
+
+    def room(self, task: Task) -> bool:
+        """Whether there is memory for this one."""
+
+    def submit(self, task: Task) -> None: ...
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Tasks that ended, at least one unless the time is over."""
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    task: Task | None = None
+
+
+class LocalEngine:
+    """Processes that live as long as the engine; one that dies is replaced.
+
+    Each computes with so many threads and no more, one by default: jobs are many and small, results do not depend on
+    the number of cores, and workers do not fight for them. A task waits while the estimates of those under way leave
+    no memory for it.
+    """
+
+    def __init__(
+        self, workers: int, *, threads: int = 1, memory: float, gpus: Sequence[str] = ()
+    ) -> None:
+        self._count, self._threads, self._memory, self._gpus = workers, threads, memory, tuple(gpus)
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.pipe.close()
+
+    @property
+    def full(self) -> bool:
+        return sum(worker.task is not None for worker in self._workers) >= self._count
+
+    def room(self, task: Task) -> bool:
+        busy = [worker.task for worker in self._workers if worker.task]
+        # A task that is larger than the machine is tried alone: an estimate is no proof.
+        return not busy or sum(one.bytes for one in [*busy, task]) <= self._memory
+
+    def submit(self, task: Task) -> None:
+        worker = next((one for one in self._workers if one.task is None), None)
+        if worker is None:
+            worker = self._hired(len(self._workers))
+            self._workers.append(worker)
+        worker.task = task
+        with contextlib.suppress(OSError):  # it has died meanwhile: `wait` will say so
+            worker.pipe.send(task)
+
+    def wait(self, seconds: float) -> list[Ended]:
+        busy = {worker.pipe: worker for worker in self._workers if worker.task}
+        ended = []
+        for pipe in wait(list(busy), timeout=seconds):
+            worker = busy[pipe]  # type: ignore[index]
+            task, worker.task = worker.task, None
+            assert task is not None
+            try:
+                ended.append(Ended(task, worker.pipe.recv()))
+            except (EOFError, OSError):
+                worker.process.join()
+                worker.pipe.close()
+                code = worker.process.exitcode
+                place = self._workers.index(worker)
+                self._workers[place] = self._hired(place)
+                how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+                ended.append(Ended(task, f"the worker died ({how})", lost=True))
+        return ended
+
+    def _hired(self, place: int) -> _Worker:
+        # Not forked: a copy of a process with threads and CUDA in it is not to be trusted.
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        gpu = self._gpus[place % len(self._gpus)] if self._gpus else None
+        process = context.Process(
+            target=work, args=(there, self._threads, gpu, os.getpid()), daemon=True
+        )
+        process.start()
+        there.close()
+        return _Worker(process, here)
+
+
+def work(pipe: Connection, threads: int, gpu: str | None, parent: int) -> None:
+    """The life of a local worker: take a task, say how it ended; end with the parent, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _end_with(parent)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    while True:
+        try:
+            task = pipe.recv()
+        except (EOFError, OSError):
+            return
+        pipe.send(attempt(task, threads))
+
+
+def attempt(task: Task, threads: int) -> str | None:
+    """What went wrong, if anything did."""
+    import torch
+
+    torch.set_num_threads(threads)
+    try:
+        perform(task)
+    except Exception as error:  # whatever it is, it is this task's alone
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    return None
+
+
+def _end_with(parent: int) -> None:
+    """A worker whose parent was killed must not go on computing for nobody."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

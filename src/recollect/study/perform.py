@@ -1,0 +1,143 @@
+"""Carrying out a task: a victim is trained, or a job is run on it. Results go to the store."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recollect.attacks.reconstruct import reconstruct
+from recollect.attacks.result import Reconstruction
+from recollect.errors import FileError, RecollectWarning
+from recollect.records import finite
+from recollect.shapes import Float, Tensor
+from recollect.solve.loop import Status
+from recollect.study.job import Job
+from recollect.study.store import Store
+from recollect.system.device import choose_device
+from recollect.system.files import read_json, read_tensors
+from recollect.truth.files import read_truth
+from recollect.truth.metrics import evaluate
+from recollect.truth.recipe import make
+from recollect.victim.victim import Victim
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is given to a worker at once: to train the victim of a job, or to run the job."""
+
+    job: Job
+    trains: bool
+    folder: Path
+    """Of the store. Every worker must see it."""
+    device: str
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where data sets lie that the plan knows by name."""
+    bytes: float = 0.0
+    seconds: float = 0.0
+    """Estimates."""
+
+    def __str__(self) -> str:
+        job, recipe = self.job, self.job.recipe
+        what = f"{recipe.dataset}, n {recipe.n}, width {recipe.width}, depth {recipe.depth}, seed {recipe.seed}"
+        if self.trains:
+            return f"train on {what}"
+        columns = job.columns()
+        how = f"{columns['solver']} {columns['parameters']}" if job.built_in else job.attack_name
+        return f"{job.study.method} {how} of {what}; start {job.reconstruction_seed}"
+
+
+def perform(task: Task) -> None:
+    """Carry out a task. The victim is trained if it is not there."""
+    store, device, job = Store(task.folder), choose_device(task.device), task.job
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecollectWarning)  # the notes of each result say the same
+        if not store.has_victim(job):
+            make(job.recipe, device=device, out=store.victim(job), sources=task.sources)
+        if not task.trains:
+            _attack(store, job, device)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A victim of the store, with what is known about it."""
+
+    victim: Victim
+    facts: dict[str, Any]
+    truth: Float[Tensor, "n d"]
+    basis: Float[Tensor, "d r"]
+
+    @classmethod
+    def read(cls, folder: Path) -> _Trained:
+        facts = read_json(folder / "train.json")
+        truth = read_truth(folder / "truth.safetensors")
+        basis = read_tensors(folder / "basis.safetensors")[0]["U"]
+        victim = Victim.load(folder / "init.safetensors", folder / "trained.safetensors")
+        return cls(victim, facts, truth.inputs, basis)
+
+
+def _read(store: Store, job: Job) -> _Trained:
+    """The victim of a job. One that is damaged is dropped: the next try trains it again."""
+    try:
+        return _Trained.read(store.victim(job))
+    except (FileError, KeyError):
+        store.drop_victim(job)
+        raise
+
+
+def _attack(store: Store, job: Job, device: torch.device) -> None:
+    trained = _read(store, job)
+    began = time.perf_counter()
+    found = reconstruct(
+        trained.victim,
+        job.recipe.n,
+        job.attack(trained.basis),
+        seed=job.reconstruction_seed,
+        device=device,
+    )
+    if found.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    result = {
+        **_scored(found, trained.truth),
+        "outputs": trained.victim.c,
+        "training_mse": trained.facts["mse"],
+        "training_steps": trained.facts["steps"],
+        "training_step_size": trained.facts["learning_rate"],
+        "gap_rank": trained.facts["gap_rank"],
+        "device": device.type,
+        "torch": torch.__version__,
+    }
+    spent = {
+        "attack_seconds": time.perf_counter() - began,
+        "training_seconds": trained.facts["seconds"],
+    }
+    store.keep(job, result, spent, found.inputs)
+
+
+def _scored(found: Reconstruction, truth: Float[Tensor, "n d"]) -> dict[str, Any]:
+    score = evaluate(found, truth)
+    levels = ("sphere", "span", "span_up_to_sign", "other_points")
+    return {
+        "rho": score.rho,
+        "rho_up_to_sign": score.rho_up_to_sign,
+        "rho_closest": score.rho_closest,
+        "median_error": finite(float(score.errors.median())),
+        "worst_error": finite(float(score.errors.max())),
+        "recovered": score.recovered,
+        "missed": score.missed,
+        "spurious": score.spurious,
+        "residual": finite(found.loss),
+        "status": found.status.name.lower(),
+        "rank_used": found.rank,
+        "equations": found.equations,
+        "unknowns": found.unknowns,
+        "steps": sum(stage.iterations for stage in found.stages),
+        "step_size": found.step_size,
+        "confidence": None if found.confidence is None else float(found.confidence.min()),
+        **{f"chance_{name}": score.chance.get(name) for name in levels},
+    }

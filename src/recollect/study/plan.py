@@ -1,0 +1,99 @@
+"""Plans: a TOML file with grids of options, which expand to jobs.
+
+    [common]                        # for every grid
+    dataset = "synthetic"
+    n = 100
+    training_seed = [0, 1, 2]       # a list is a dimension of the grid
+
+    [[grid]]
+    width = [2000, 4000]
+    solver = "gd"
+    method = ["full", "subspace", "true"]
+
+The names are those of `Job` and `Recipe` (`seed` of the victim is `training_seed`). A grid is the product of its lists.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recollect.attacks.options import FullSpace
+from recollect.errors import FileError, OptionError
+from recollect.study.job import Job, study_schema
+
+_MOST = 20_000
+_LARGEST = 2**18
+_LONGEST = 2000
+"""Bytes of a plan and characters of a line: what a key of n parts takes, a.a.a and so on, grows with n²."""
+
+
+def read_plan(path: Path) -> tuple[Job, ...]:
+    """The jobs of a plan, each once: victim by victim, and within one in the order of the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if len(text) > _LARGEST or max(map(len, text.splitlines()), default=0) > _LONGEST:
+            raise ValueError(
+                f"a file of over {_LARGEST} characters, or of over {_LONGEST} in a line"
+            )
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise FileError(
+            f"expected a plan at {path}, got: {error.strerror or error}; check the path"
+        ) from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not TOML, not text, numbers of thousands of digits
+        raise FileError(
+            f"expected TOML in {path}, got: {' '.join(str(error).split())}; correct the file"
+        ) from None
+    return expand(content, str(path))
+
+
+def expand(content: Mapping[str, Any], where: str = "the plan") -> tuple[Job, ...]:
+    common, grids = content.get("common", {}), content.get("grid", [])
+    tables = isinstance(grids, list) and grids and all(isinstance(grid, dict) for grid in grids)
+    if not tables or not isinstance(common, dict) or set(content) - {"common", "grid"}:
+        raise FileError(
+            f"expected [[grid]] tables and perhaps [common] in {where}, got {', '.join(content) or 'nothing'}; "
+            "see plans/quick.toml"
+        )
+    jobs: dict[str, Job] = {}
+    total = 0
+    for grid in grids:
+        lists = {name: _values(name, value, where) for name, value in {**common, **grid}.items()}
+        total += math.prod(len(values) for values in lists.values())
+        if total > _MOST:
+            raise FileError(
+                f"expected at most {_MOST} jobs in {where}, got {total} or more; split the plan"
+            )
+        # In the order of the options: the victim's first, the seed of the attack last.
+        columns = list(study_schema())
+        names = sorted(lists, key=lambda name: columns.index(name) if name in columns else -1)
+        for values in itertools.product(*(lists[name] for name in names)):
+            try:
+                job = Job.of(dict(zip(names, values, strict=True)))
+                if not job.built_in:  # the user's own: it must be there before anything is run
+                    job.attack_in(FullSpace())
+            except OptionError as error:
+                raise OptionError(f"{where}: {error}") from None
+            if job.name not in jobs or job.keep_points:
+                jobs[job.name] = job
+    victims: dict[str, list[Job]] = {}
+    for job in jobs.values():
+        victims.setdefault(job.victim_name, []).append(job)
+    return tuple(itertools.chain.from_iterable(victims.values()))
+
+
+def _values(name: str, value: Any, where: str) -> list[Any]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise FileError(
+            f"expected a value or a list of values for {name} in {where}, got an empty list; fill it in"
+        )
+    return values

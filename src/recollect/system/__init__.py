@@ -1,0 +1,1 @@
+"""What runs below everything: files, random numbers, progress, the device."""

@@ -1,0 +1,183 @@
+"""Files that are written whole or not at all, and read with suspicion.
+
+Every write goes to a temporary name beside the target, is flushed to the disk, and is then renamed over it: a
+reader never meets half a file, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from recollect.errors import FileError
+
+_TEMPORARY = ".recollect-"
+"""In the name of every temporary file, so that those of a killed run can be told from other people's."""
+_WRITER = hashlib.sha256(platform.node().encode()).hexdigest()[:8] + "-"
+"""This machine, in such a name; the process follows."""
+
+
+def write_files(contents: Mapping[Path, bytes]) -> None:
+    """Write several files: each beside its target and to the disk first, and then, one by one, the renames.
+
+    If one cannot be written, no target is touched. Between the renames a crash leaves new files beside old ones.
+    """
+    staged: dict[Path, str] = {}
+    made = [
+        folder
+        for path in contents
+        for folder in (path.parent, *path.parent.parents)
+        if not folder.exists()
+    ]
+    try:
+        for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder")
+            for left in path.parent.glob(f".{glob.escape(path.name)}{_TEMPORARY}*"):
+                if _abandoned(left):
+                    left.unlink(missing_ok=True)
+            prefix = f".{path.name}{_TEMPORARY}{_WRITER}{os.getpid()}-"
+            handle, staged[path] = tempfile.mkstemp(dir=path.parent, prefix=prefix)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.chmod(
+                staged[path], 0o666 & ~_umask()
+            )  # mkstemp made it private; a result is an ordinary file
+        for path in contents:
+            os.replace(staged[path], path)
+            del staged[path]
+    except BaseException as error:
+        for temporary in staged.values():
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        for folder in made:  # innermost first; one that holds anything stays
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, OSError):
+            target = next(iter(staged), next(iter(contents)))
+            raise FileError(
+                f"expected to write {target}, got: {error.strerror or error}; free space or choose another --out"
+            ) from None
+        raise
+
+
+def _abandoned(temporary: Path) -> bool:
+    """Whether its writer was killed: not alive on this machine, or, on another, not heard of for a day."""
+    host, _, rest = temporary.name.rpartition(_TEMPORARY)[2].partition("-")
+    writer = rest.partition("-")[0]
+    if f"{host}-" == _WRITER and writer.isdecimal():
+        try:
+            os.kill(int(writer), 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        return False
+    try:
+        return not writer.isdecimal() or time.time() - temporary.stat().st_mtime > 86_400
+    except OSError:
+        return False
+
+
+def check_writable(folder: Path) -> None:
+    """Whether files can be written to the folder: asked before a long run, and without leaving a trace."""
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe."):
+            pass
+    except OSError as error:
+        raise FileError(
+            f"expected a folder to write to, got {folder}: {error.strerror}; choose another --out"
+        ) from None
+    finally:
+        for parent in made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    write_files({path: content})
+
+
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(
+            content, ensure_ascii=False
+        ).encode()  # half a character could not be written again
+    except OSError as error:
+        raise FileError(
+            f"expected a JSON file at {path}, got: {error.strerror or error}; check the path"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"expected JSON in {path}, got: {error}; make the file again") from None
+    if not isinstance(content, dict):
+        raise FileError(
+            f"expected a JSON object in {path}, got {type(content).__name__}; make the file again"
+        )
+    return content
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """A `.safetensors` file. Tensors are copied: the format refuses tensors that share memory."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    return safetensors.torch.save(plain, dict(metadata) if metadata else None)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a `.safetensors` file. The format holds no code; the reader checks every offset."""
+    if not path.is_file():
+        raise FileError(f"expected a file at {path}, got nothing there; check the path")
+    try:
+        with safetensors.safe_open(path, framework="pt") as stream:
+            return {name: stream.get_tensor(name) for name in stream.keys()}, dict(
+                stream.metadata() or {}
+            )
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
+        raise FileError(
+            f"expected a whole .safetensors file at {path}, got: {_one_line(error)}; copy or save it again"
+        ) from None
+
+
+def read_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytearray:
+    """A member of an archive, piece by piece: one that unpacks to more than it says gets no further than it says."""
+    content = bytearray()
+    with archive.open(entry) as stream:
+        while piece := stream.read(2**20):
+            content += piece
+    if len(content) != entry.file_size:
+        raise zipfile.BadZipFile(f"{entry.filename} ends early")
+    return content
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

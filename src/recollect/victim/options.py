@@ -1,0 +1,55 @@
+"""What a file of weights does not say about its network. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recollect.errors import OptionError
+from recollect.options import check, option
+from recollect.victim.activation_names import ACTIVATIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """How the command line describes a network."""
+
+    activation: str | None = option(
+        None,
+        help="The network's activation; auto is what the checkpoint says, else relu.",
+        choices=ACTIVATIONS,
+    )
+    model: str | None = option(
+        None,
+        help="package.module:factory, a function that makes the torch module. auto: a plain MLP, inferred from the "
+        "shapes of the weights.",
+    )
+    input_shape: str | None = option(
+        None, help="Shape of one input to --model, for instance 3,32,32."
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.model is not None and self.activation is not None:
+            raise OptionError(
+                "expected --model or --activation, got both; the model decides: leave --activation out"
+            )
+        if self.model is None and self.input_shape is not None:
+            raise OptionError(
+                "expected --input-shape with --model, got it alone; an MLP takes flat inputs: leave it out"
+            )
+        self.shape
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """`input_shape` as numbers."""
+        if self.input_shape is None:
+            return None
+        try:
+            shape = tuple(int(size) for size in self.input_shape.split(","))
+        except ValueError:
+            shape = ()
+        if not shape or min(shape) < 1:
+            raise OptionError(
+                f"expected --input-shape like 3,32,32, got {self.input_shape!r}; give whole numbers"
+            )
+        return shape

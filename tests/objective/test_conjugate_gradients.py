@@ -1,0 +1,49 @@
+"""Conjugate gradients against a direct solve, for regular, singular and unsound matrices."""
+
+from __future__ import annotations
+
+import torch
+from cases import F64, generator
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.objective.conjugate_gradients import conjugate_gradients
+
+
+@given(
+    size=st.integers(1, 12), rank=st.integers(1, 12), scaled=st.booleans(), seed=st.integers(0, 99)
+)
+def test_the_solution_is_that_of_least_norm(size: int, rank: int, scaled: bool, seed: int) -> None:
+    rank = min(rank, size)
+    B = torch.linalg.qr(torch.randn(size, rank, generator=generator(seed), dtype=F64)).Q
+    A = B @ torch.diag(torch.linspace(1, 5, rank, dtype=F64)) @ B.T
+    b = A @ torch.randn(size, generator=generator(seed + 1), dtype=F64)
+    inverse = 1 / A.diagonal() if scaled and rank == size else 1.0
+    found = conjugate_gradients(lambda v: A @ v, b, tolerance=1e-10, most=size + 5, inverse=inverse)
+    assert found.converged
+    assert found.iterations <= size + 5
+    torch.testing.assert_close(found.x, torch.linalg.pinv(A) @ b, rtol=1e-6, atol=1e-8)
+
+
+def test_it_stops_where_it_is_told_to() -> None:
+    diagonal, b = torch.linspace(1, 1e4, 50, dtype=F64), torch.ones(50, dtype=F64)
+    found = conjugate_gradients(lambda v: diagonal * v, b, tolerance=1e-12, most=5)
+    assert (found.iterations, found.converged) == (5, False)
+    rough = conjugate_gradients(lambda v: diagonal * v, b, tolerance=0.5, most=50)
+    assert rough.converged
+    assert float((diagonal * rough.x - b).norm()) <= 0.5 * float(b.norm())
+    nothing = conjugate_gradients(lambda v: diagonal * v, 0 * b, tolerance=1e-12, most=5)
+    assert (nothing.iterations, nothing.converged) == (0, True)
+
+
+def test_an_indefinite_matrix_ends_the_iteration_and_nan_spreads() -> None:
+    b = torch.ones(3, dtype=F64)
+    found = conjugate_gradients(lambda v: -v, b, tolerance=1e-6, most=10)
+    assert not found.converged
+    assert bool((found.x == 0).all())
+    for unsound in (
+        conjugate_gradients(lambda v: torch.nan * v, b, tolerance=1e-6, most=10),
+        conjugate_gradients(lambda v: v, torch.nan * b, tolerance=1e-6, most=10),
+    ):
+        assert not unsound.converged
+        assert bool(unsound.x.isnan().all())
