@@ -1,4 +1,5 @@
-"""Ten models trained in ten ways by plain PyTorch, each audited by one command without options: verdict against truth.
+"""Ten models trained in ten ways by plain PyTorch, each audited by one command without options:
+verdict against truth.
 
     python benchmarks/audits.py --out runs [--budget 10m]        what is done is not done again
     python benchmarks/audits.py --table runs
@@ -32,7 +33,8 @@ MODELS = (
 
 
 def table(folder: Path) -> None:
-    names = "model, training loss, verdict, candidates, called, of them within 0.1, by truth, ρ, guessing, seconds"
+    names = "model, training loss, verdict, candidates, called, of them within 0.1, by truth, "
+    names += "ρ, guessing, seconds"
     print("| " + " | ".join(names.split(", ")) + " |\n" + "|" + "---|" * 10)
     for model in MODELS:
         path = folder / model.name.replace(" ", "-").replace(",", "")

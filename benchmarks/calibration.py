@@ -1,10 +1,12 @@
-"""How far a point's confidence can be trusted: victims whose data are known, and null victims that have none.
+"""How far a point's confidence can be trusted: victims whose data are known, and null victims that
+have none.
 
-    python benchmarks/calibration.py --out results.jsonl [--seconds 500]     what is in the file is not run again
-    python benchmarks/calibration.py --table results.jsonl [more.jsonl]
+    python benchmarks/calibration.py --out results.jsonl [--seconds 500]     what is in the file is
+    not run again python benchmarks/calibration.py --table results.jsonl [more.jsonl]
 
-Every victim is attacked as an audit would, and each point found is written down with its confidence and its distance
-to the closest true point. A point is called recovered from a confidence of `audit/verdict.py` on.
+Every victim is attacked as an audit would, and each point found is written down with its confidence
+and its distance to the closest true point. A point is called recovered from a confidence of
+`audit/verdict.py` on.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ Row = dict[str, Any]
 
 
 def victims(first: int) -> Iterator[Row]:
-    """From widths at which nothing can be found to widths at which all is; each kind of network and of data."""
+    """From widths at which nothing can be found to widths at which all is; each kind of network and
+    of data."""
     for seed, (width, depth, bias) in itertools.product(
         range(first, first + 3), itertools.product((60, 120, 250, 500, 1000), (2, 3), (False, True))
     ):
@@ -59,7 +62,8 @@ def victims(first: int) -> Iterator[Row]:
 
 
 def points(recipe: Row, parameters: str, null: str | None) -> list[dict[str, float]]:
-    """Confidence and error of each; up to sign where the run says that it could not settle the signs."""
+    """Confidence and error of each; up to sign where the run says that it could not settle the
+    signs."""
     made = Recipe(**recipe)
     data = made.data()
     victim = made.make(data, torch.device("cpu")).victim
@@ -102,7 +106,8 @@ def table(paths: list[Path]) -> None:
         seen = sum(point["confidence"] >= level for point in close)
         false = sum(point["confidence"] >= level for point in null)
         print(
-            f"| {level:g} | {len(called)} | {right / max(1, len(called)):.1%} | {seen / max(1, len(close)):.1%} | "
+            f"| {level:g} | {len(called)} | {right / max(1, len(called)):.1%} | "
+            f"{seen / max(1, len(close)):.1%} | "
             f"{false} of {len(null)} |"
         )
 
@@ -160,7 +165,8 @@ def main() -> None:
             file.write(json.dumps(row) + "\n")
         print(
             json.dumps(job),
-            f"{sum(point['error'] < 0.1 for point in row['points'])} of {len(row['points'])}, {row['seconds']} s",
+            f"{sum(point['error'] < 0.1 for point in row['points'])} of {len(row['points'])}, "
+            f"{row['seconds']} s",
             flush=True,
         )
 

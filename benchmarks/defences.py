@@ -1,12 +1,13 @@
-"""What defences do: a model trained or published in a safer way, audited as it is, scored against the truth afterwards.
+"""What defences do: a model trained or published in a safer way, audited as it is, scored against
+the truth afterwards.
 
-    python benchmarks/defences.py --out runs [--budget 45s] [--seeds 3] [--share K/N]     what is done is not done again
-    python benchmarks/defences.py --table runs
-    python benchmarks/defences.py --table runs --figure defences.png
+    python benchmarks/defences.py --out runs [--budget 45s] [--seeds 3] [--share K/N]     what is
+    done is not done again python benchmarks/defences.py --table runs python benchmarks/defences.py
+    --table runs --figure defences.png
 
-Every model is two layers of width 400 on ten digits, plain gradient descent on the squared error, biases and default
-initialisation, but for what is defended with. `fit` is the share of training examples whose label it still gives: a
-defence that ruins the model is none.
+Every model is two layers of width 400 on ten digits, plain gradient descent on the squared error,
+biases and default initialisation, but for what is defended with. `fit` is the share of training
+examples whose label it still gives: a defence that ruins the model is none.
 """
 
 from __future__ import annotations
@@ -192,7 +193,8 @@ def spread(values: list[float]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> None:
     print(
-        "| defence | strength | fit | verdicts | called | wrongly | recovered, by truth | ρ | guessing | seeds |"
+        "| defence | strength | fit | verdicts | called | wrongly | recovered, by truth | ρ | "
+        "guessing | seeds |"
     )
     print("|" + "---|" * 10)
     for case, found in grouped(rows):
@@ -205,9 +207,11 @@ def table(rows: list[dict[str, Any]]) -> None:
         )
         scored = [row for row in found if row["rho"] is not None]
         print(
-            f"| {case.defence} | {case.strength} | {spread([row['fit'] for row in found])} | {said} | "
+            f"| {case.defence} | {case.strength} | {spread([row['fit'] for row in found])} | "
+            f"{said} | "
             f"{sum(row['called'] for row in found)} of {sum(row['n'] for row in found)} | "
-            f"{sum(row['false'] for row in found)} | {spread([row['recovered'] for row in found])} | "
+            f"{sum(row['false'] for row in found)} | {spread([row['recovered'] for row in found])} "
+            "| "
             f"{spread([row['rho'] for row in scored]) if scored else '–'} | "
             f"{spread([row['chance'] for row in scored]) if scored else '–'} | {len(found)} |"
         )

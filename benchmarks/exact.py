@@ -1,21 +1,22 @@
-"""`--solver auto` against the paper's gradient descent, on the same victims: ρ, time, where recovery starts.
+"""`--solver auto` against the paper's gradient descent, on the same victims: ρ, time, where
+recovery starts.
 
-    python benchmarks/exact.py --part synthetic --out results.jsonl [--seconds 500] [--dtypes float64,float32]
-    python benchmarks/exact.py --part features  --out results.jsonl
-    python benchmarks/exact.py --part images --cifar cifar10.npz --out results.jsonl
-    python benchmarks/exact.py --part small     --out results.jsonl --device cpu
-    python benchmarks/exact.py --part stuck     --out results.jsonl --device cpu --solvers auto
-    python benchmarks/exact.py --part threshold --out results.jsonl
-    python benchmarks/exact.py --part count --cifar cifar10.npz --out results.jsonl
-    python benchmarks/exact.py --table results.jsonl
-    python benchmarks/exact.py --figure exact.png --table results.jsonl     (needs matplotlib)
-    python benchmarks/exact.py --figure threshold.png --table results.jsonl --part threshold
+    python benchmarks/exact.py --part synthetic --out results.jsonl [--seconds 500] [--dtypes
+    float64,float32] python benchmarks/exact.py --part features  --out results.jsonl python
+    benchmarks/exact.py --part images --cifar cifar10.npz --out results.jsonl python
+    benchmarks/exact.py --part small     --out results.jsonl --device cpu python benchmarks/exact.py
+    --part stuck     --out results.jsonl --device cpu --solvers auto python benchmarks/exact.py
+    --part threshold --out results.jsonl python benchmarks/exact.py --part count --cifar cifar10.npz
+    --out results.jsonl python benchmarks/exact.py --table results.jsonl python benchmarks/exact.py
+    --figure exact.png --table results.jsonl     (needs matplotlib) python benchmarks/exact.py
+    --figure threshold.png --table results.jsonl --part threshold
 
-Each result is one line of JSON; what is in the file already is not run again, so a part may be cut short and resumed.
-`--solvers auto` leaves the baseline out, `--solvers gd` runs it alone, `--shard 0/8` every eighth victim (several such
-processes may share a GPU, but then their seconds mean nothing; of `--part threshold` none are reported). Needs torch,
-numpy, scipy and safetensors, and python-flint for the signs of the synthetic task. Seconds are of `reconstruct` as a
-whole, after a warm-up of the same shape.
+Each result is one line of JSON; what is in the file already is not run again, so a part may be cut
+short and resumed. `--solvers auto` leaves the baseline out, `--solvers gd` runs it alone, `--shard
+0/8` every eighth victim (several such processes may share a GPU, but then their seconds mean
+nothing; of `--part threshold` none are reported). Needs torch, numpy, scipy and safetensors, and
+python-flint for the signs of the synthetic task. Seconds are of `reconstruct` as a whole, after a
+warm-up of the same shape.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from recollect.victim.mlp import initial_theta, mlp, random_features
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Row = dict[str, Any]
+
 
 @dataclass
 class Cell:
@@ -145,7 +147,8 @@ class Cell:
 def _spearman(
     confidence: torch.Tensor | None, found: torch.Tensor, truth: torch.Tensor
 ) -> float | None:
-    """How well confidence ranks the errors, each found point's to the true one it is closest to, up to sign."""
+    """How well confidence ranks the errors, each found point's to the true one it is closest to, up
+    to sign."""
     from scipy.stats import spearmanr
 
     if confidence is None or len(found) < 3:
@@ -240,7 +243,8 @@ def table(path: Path) -> None:
             (*shape, "given" if row["known_n"] else "auto", row["solver"], where), []
         ).append(row)
     print(
-        "| task | n | width | L | random features | victim | `--n` | solver | machine | ρ signed: median (range) | ",
+        "| task | n | width | L | random features | victim | `--n` | solver | machine | ρ signed: "
+        "median (range) | ",
         end="",
     )
     print("ρ up to sign | recovered | n found | seconds | seeds |\n|" + "---|" * 15)
@@ -267,7 +271,8 @@ def table(path: Path) -> None:
         some = [row["spearman"] for row in stuck if row["wrong"] < 1]
         print(
             f"\nConfidence against errors, runs with a fifth or more of the points wrong: Spearman "
-            f"{_spread([row['spearman'] for row in stuck])} over {len(stuck)} runs; {_spread(some)} over the "
+            f"{_spread([row['spearman'] for row in stuck])} over {len(stuck)} runs; "
+            f"{_spread(some)} over the "
             f"{len(some)} of them that had any point right."
         )
 
@@ -291,7 +296,8 @@ def threshold_table(rows: list[Row]) -> None:
     if not rows:
         return
     print(
-        "\n| p / (n r) | p | auto: found | ρ up to sign: median (range) | gd: found | ρ up to sign: median (range) |"
+        "\n| p / (n r) | p | auto: found | ρ up to sign: median (range) | gd: found | ρ up to "
+        "sign: median (range) |"
     )
     print("|" + "---|" * 6)
     auto, gd = by_ratio(rows, "auto"), by_ratio(rows, "gd")
@@ -308,7 +314,8 @@ def threshold_table(rows: list[Row]) -> None:
 
 
 def threshold_figure(path: Path, rows: list[Row]) -> None:
-    """Share of runs that found the data against p / (n r), with the 95 % interval of a binomial (Wilson)."""
+    """Share of runs that found the data against p / (n r), with the 95 % interval of a binomial
+    (Wilson)."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,21 +1,24 @@
-"""All layers: what an evaluation costs by four ways to it, and what `--parameters all` reads out of narrow networks.
+"""All layers: what an evaluation costs by four ways to it, and what `--parameters all` reads out of
+narrow networks.
 
-    python benchmarks/layers.py --part evaluation --cifar cifar10.npz --out results.jsonl [--device cpu]
-    python benchmarks/layers.py --part descent    --cifar cifar10.npz --out results.jsonl [--device cpu]
-    python benchmarks/layers.py --part narrow     --cifar cifar10.npz --out results.jsonl [--seconds 500]
-    python benchmarks/layers.py --part growth     --cifar cifar10.npz --out results.jsonl
-    python benchmarks/layers.py --part images     --cifar cifar10.npz --out results.jsonl    (convolutional, residual)
-    python benchmarks/layers.py --picture convolutional-0.safetensors PNG --cifar cifar10.npz  (what --save DIR left)
-    python benchmarks/layers.py --table results.jsonl
-    python benchmarks/layers.py --figure growth.png --table results.jsonl     (needs matplotlib)
+    python benchmarks/layers.py --part evaluation --cifar cifar10.npz --out results.jsonl [--device
+    cpu] python benchmarks/layers.py --part descent    --cifar cifar10.npz --out results.jsonl
+    [--device cpu] python benchmarks/layers.py --part narrow     --cifar cifar10.npz --out
+    results.jsonl [--seconds 500] python benchmarks/layers.py --part growth     --cifar cifar10.npz
+    --out results.jsonl python benchmarks/layers.py --part images     --cifar cifar10.npz --out
+    results.jsonl    (convolutional, residual) python benchmarks/layers.py --picture
+    convolutional-0.safetensors PNG --cifar cifar10.npz  (what --save DIR left) python
+    benchmarks/layers.py --table results.jsonl python benchmarks/layers.py --figure growth.png
+    --table results.jsonl     (needs matplotlib)
 
-Each result is one line of JSON; what is in the file already is not run again. The ways of `evaluation`, each an
-objective and its gradient: layerwise (ours), cg (the paper's: conjugate gradients on Jacobian products, to a relative
-residual of 1e-6), dense (the peers': the dense Jacobian and autograd through the solve; its memory computed), products
-(the limit: the same matrix products alone); at a random start, and at the data, where a search ends and where images
-make the Gram ill-conditioned. `descent` times an iteration of projected gradient descent on the last layer the same
-ways, one start or fifteen at once. On a GPU everything that never waits for it is timed as the CUDA graph it runs as.
-Needs torch, numpy, scipy and safetensors.
+Each result is one line of JSON; what is in the file already is not run again. The ways of
+`evaluation`, each an objective and its gradient: layerwise (ours), cg (the paper's: conjugate
+gradients on Jacobian products, to a relative residual of 1e-6), dense (the peers': the dense
+Jacobian and autograd through the solve; its memory computed), products (the limit: the same matrix
+products alone); at a random start, and at the data, where a search ends and where images make the
+Gram ill-conditioned. `descent` times an iteration of projected gradient descent on the last layer
+the same ways, one start or fifteen at once. On a GPU everything that never waits for it is timed as
+the CUDA graph it runs as. Needs torch, numpy, scipy and safetensors.
 """
 
 from __future__ import annotations
@@ -59,7 +62,8 @@ from recollect.victim.mlp import initial_theta, mlp
 from recollect.victim.module import ModuleNetwork
 
 _RATIOS = (110, 20)
-"""Width over n of `growth`: three equations of the last layer an unknown, or more; so too at n ≤ 30, too few at 300."""
+"""Width over n of `growth`: three equations of the last layer an unknown, or more; so too at n ≤
+30, too few at 300."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Row = dict[str, Any]
 
@@ -70,7 +74,8 @@ def sync() -> None:
 
 
 def timed(work: Callable[[], object], least: float = 1.0) -> tuple[float, float]:
-    """Median seconds of repeated calls after a warm-up, and the peak memory above what was there, in MB (CUDA)."""
+    """Median seconds of repeated calls after a warm-up, and the peak memory above what was there,
+    in MB (CUDA)."""
     work()
     sync()
     before = torch.cuda.memory_allocated() if DEVICE.type == "cuda" else 0
@@ -169,7 +174,10 @@ def descents(path: Path, n: int, width: int, starts: int) -> Row:
     X, W = Z.reshape(-1, d), torch.randn(width, d, device=DEVICE)
     H, delta = torch.randn(starts, n, width, device=DEVICE), torch.randn(c, width, device=DEVICE)
     C = torch.randn(starts, n, c, device=DEVICE)
-    bare = lambda: (X @ W.T, H @ H.mT, H @ delta.T, C.mT @ H, C @ delta, H.flatten(0, 1) @ W)
+
+    def bare() -> object:
+        return (X @ W.T, H @ H.mT, H @ delta.T, C.mT @ H, C @ delta, H.flatten(0, 1) @ W)
+
     theirs, peak = timed(
         peers(victim, victim.network.last.names, Z.reshape(-1, n, d)[0]), least=0.5
     )
@@ -274,7 +282,8 @@ def attacked(
 
 
 def left_at(victim: Victim, X: torch.Tensor) -> dict[str, float]:
-    """What the gradients at these points leave of the change of all layers, with one, two and three ends."""
+    """What the gradients at these points leave of the change of all layers, with one, two and three
+    ends."""
     ends = (Endpoints.FINAL, Endpoints.BOTH, Endpoints.PATH)
     names, like = victim.select("all"), {"device": DEVICE, "dtype": torch.float64}
     objectives = [
@@ -387,7 +396,8 @@ def table(path: Path) -> None:
     steps = [row for row in rows if row["part"] == "descent"]
     if steps:
         print(
-            "\n| n | width | c | starts | an iteration of a start | products | of the limit | peers | ratio | ",
+            "\n| n | width | c | starts | an iteration of a start | products | of the limit | "
+            "peers | ratio | ",
             end="",
         )
         print("peers' memory | machine |\n|" + "---|" * 11)
@@ -438,7 +448,8 @@ def table(path: Path) -> None:
 
 
 def figure(path: Path, rows: list[Row]) -> None:
-    """Seconds and memory on a GPU against the number of points, with ρ beside each; sizes of `narrow` among them."""
+    """Seconds and memory on a GPU against the number of points, with ρ beside each; sizes of
+    `narrow` among them."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,5 @@
-"""Models trained in many ways by plain PyTorch, and how an audit of them is scored. Nothing of an attack is here."""
+"""Models trained in many ways by plain PyTorch, and how an audit of them is scored. Nothing of an
+attack is here."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def inputs_of(model: Model) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def private(network: nn.Module, losses: list[torch.Tensor], model: Model) -> None:
-    """DP-SGD (Abadi et al. 2016): each example's gradient cut to a norm, noise on their sum, the mean of that."""
+    """DP-SGD (Abadi et al. 2016): each example's gradient cut to a norm, noise on their sum, the
+    mean of that."""
     weights = list(network.parameters())
     total = [torch.zeros_like(weight) for weight in weights]
     for loss in losses:

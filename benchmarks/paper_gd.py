@@ -1,12 +1,13 @@
-"""The paper's three methods with its own solver, on its own tasks: ρ against width, and the time of a run.
+"""The paper's three methods with its own solver, on its own tasks: ρ against width, and the time of
+a run.
 
     python benchmarks/paper_gd.py --part speed     --out results.jsonl
     python benchmarks/paper_gd.py --part synthetic --out results.jsonl [--seconds 500]
     python benchmarks/paper_gd.py --part cifar --cifar cifar10.npz --out results.jsonl
     python benchmarks/paper_gd.py --table results.jsonl
 
-Each result is one line of JSON; what is in the file already is not run again, so a part may be cut short and resumed.
-Needs torch, numpy, scipy and safetensors alone.
+Each result is one line of JSON; what is in the file already is not run again, so a part may be cut
+short and resumed. Needs torch, numpy, scipy and safetensors alone.
 """
 
 from __future__ import annotations
@@ -220,7 +221,8 @@ def table(path: Path) -> None:
                 (row["task"], row["n"], row["depth"], row["dtype"], row["width"], row["method"]), []
             ).append(row)
     print(
-        "| task | n | L | victim | width | method | ρ up to sign: mean ± sd | ρ signed | recovered | rank by gap | "
+        "| task | n | L | victim | width | method | ρ up to sign: mean ± sd | ρ signed | recovered "
+        "| rank by gap | "
         "seconds |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
@@ -228,17 +230,21 @@ def table(path: Path) -> None:
         up, rho = ([row[name] for row in found] for name in ("rho_up_to_sign", "rho"))
         ranks = "/".join(str(row["gap_rank"]) for row in found)
         print(
-            f"| {task} | {n} | {depth} | {dtype} | {width} | {method} | {_spread(up)} | {_spread(rho)} | "
+            f"| {task} | {n} | {depth} | {dtype} | {width} | {method} | {_spread(up)} | "
+            f"{_spread(rho)} | "
             f"{statistics.mean(row['recovered'] for row in found):.0%} | {ranks} | "
             f"{statistics.median(row['seconds'] for row in found):.1f} |"
         )
     for row in rows:
         if row["task"].startswith("speed"):
             print(
-                f"\n{row['task']}: n={row['n']}, width {row['width']}, c={row['c']}: {row['iterations']} iterations "
+                f"\n{row['task']}: n={row['n']}, width {row['width']}, c={row['c']}: "
+                f"{row['iterations']} iterations "
                 f"in {row['seconds']:.2f} s on {row['machine']} "
-                f"(without CUDA graphs {row['eager_seconds']:.2f} s; the same bits: {row['graph_equals_eager']}); a "
-                f"fit's peak {row['peak_bytes'] / 1e6:.0f} MB, where the dense Jacobian alone would take "
+                f"(without CUDA graphs {row['eager_seconds']:.2f} s; the same bits: "
+                f"{row['graph_equals_eager']}); a "
+                f"fit's peak {row['peak_bytes'] / 1e6:.0f} MB, where the dense Jacobian alone "
+                "would take "
                 f"{row['jacobian_bytes'] / 1e6:.0f} MB"
             )
 

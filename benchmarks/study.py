@@ -1,9 +1,10 @@
 """`recollect sweep` on a machine that has torch, numpy, scipy and safetensors and nothing else.
 
-    PYTHONPATH=src python benchmarks/study.py plans/synthetic.toml --out runs [--data cifar10=cifar10.npz] [--workers 3]
+    PYTHONPATH=src python benchmarks/study.py plans/synthetic.toml --out runs
+        [--data cifar10=cifar10.npz] [--workers 3]
 
-Stop it as you like; the same command goes on where it stopped. The folder is that of `recollect sweep`, and
-`recollect export` makes its table.
+Stop it as you like; the same command goes on where it stopped. The folder is that of `recollect
+sweep`, and `recollect export` makes its table.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def main() -> None:
             told = time.perf_counter()
             left = "?" if progress.left is None else f"{progress.left / 60:.0f}"
             print(
-                f"{progress.done} of {progress.total} jobs, {progress.failed} failed, {left} min left",
+                f"{progress.done} of {progress.total} jobs, {progress.failed} failed, {left} min "
+                "left",
                 flush=True,
             )
 

@@ -1,11 +1,12 @@
-"""A network trained by plain PyTorch: what somebody else's training script might look like. Nothing of Recollect in it.
+"""A network trained by plain PyTorch: what somebody else's training script might look like. Nothing
+of Recollect in it.
 
     python examples/plain_pytorch.py runs/plain
     recollect audit runs/plain/init.pt runs/plain/trained.pt --out runs/plain/audit
 
-Twenty of scikit-learn's digits, two `nn.Linear` layers as PyTorch initialises them, biases and all; gradient descent
-until the targets are met. It saves the weights before and after training, and the training inputs too, so that the
-audit can be checked: --truth runs/plain/inputs.npz.
+Twenty of scikit-learn's digits, two `nn.Linear` layers as PyTorch initialises them, biases and all;
+gradient descent until the targets are met. It saves the weights before and after training, and the
+training inputs too, so that the audit can be checked: --truth runs/plain/inputs.npz.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""Shapes are checked at run time in the tests: every jaxtyping annotation of the package becomes an assertion."""
+"""Shapes are checked at run time in the tests: every jaxtyping annotation of the package becomes an
+assertion."""
 
 from __future__ import annotations
 
@@ -9,17 +10,15 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-# Modules that name types only for the type checker, so that they need not import torch, cannot be checked at run time.
+# Modules that name types only for the type checker, so that they need not import torch, cannot be
+# checked at run time.
 CHECKED = [
     *(
         f"recollect.{name}"
         for name in ("examine", "geometry", "objective", "records", "report", "shapes", "study")
     ),
     *(f"recollect.{name}" for name in ("simulate", "system", "theory", "solve.loop", "demo")),
-    *(
-        f"recollect.attacks.{name}"
-        for name in ("cost", "problem", "projection", "result", "runs")
-    ),
+    *(f"recollect.attacks.{name}" for name in ("cost", "problem", "projection", "result", "runs")),
     *(
         f"recollect.attacks.exact.{name}"
         for name in ("all_layers", "base", "confidence", "last_layer")

@@ -33,7 +33,7 @@ import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +65,18 @@ from hostile import (
 from PIL import Image
 from sweeps import PLAN
 
-from recollect import FullSpace, GradientDescent, Projection, Victim, reconstruct
+from recollect import Exact, FullSpace, GradientDescent, Projection, Victim, reconstruct
+from recollect.attacks.exact.tuning import Tuning
+from recollect.attacks.options import attack_options, attack_words
 from recollect.attacks.result import SavedRun
 from recollect.auditing.verdict import caveats
+from recollect.cli.reconstruct import named_attack, repeated
 from recollect.errors import RecollectError
 from recollect.examine.history import history
 from recollect.examine.inspection import inspect
 from recollect.examine.validate import validate
 from recollect.records import FACTS, RESUME, TENSORS, ResumeFile, read_record
+from recollect.report.html import render
 from recollect.study.job import Job
 from recollect.study.plan import read_plan
 from recollect.study.store import RESULTS, Store
@@ -375,14 +379,22 @@ def _record() -> tuple[list[Packed], dict[str, Any]]:
         "seconds": 0.5,
         "status": "converged",
     }
+    options = {"checkpoints": ["a.pt", "b.pt"], "n": 3, "seed": 0, "device": "cpu"}
     facts = {
+        "schema": 2,
         "victim": "2-layer network",
         "input_shape": [3, 2, 2],
-        "options": {"n": 3},
+        "options": {**options, **attack_words(Exact())},
+        "tuning": asdict(Tuning()),
+        "files": [],
         "status": "converged",
         "message": "done",
         "loss": 0.1,
         "n": 3,
+        "n_source": "given",
+        "n_clear": None,
+        "signs_settled": True,
+        "withheld": [{"points": [0, 2], "why": "the search was cut off"}],
         "rank": 4,
         "equations": 10,
         "unknowns": 8,
@@ -393,9 +405,21 @@ def _record() -> tuple[list[Packed], dict[str, Any]]:
         "confidence": [0.5, 0.5, 0.5],
         "notes": ["a note"],
         "stages": [stage, stage],
+        "details": {},
         "versions": {"python": "3"},
     }
     return tensors, facts
+
+
+def _show(folder: Path) -> None:
+    """All that is done with a reconstruction whose truth is not known."""
+    render(read_record(folder), None, None)
+
+
+def _repeat(folder: Path) -> None:
+    """All that `reconstruct --from` does before it opens checkpoints."""
+    _, said, _ = repeated(folder / FACTS, {})
+    named_attack({name: said[name] for name in said if name in attack_options()}, [])
 
 
 def _reconstruction(rng: Random) -> Case:
@@ -415,7 +439,7 @@ _ATTACK = Projection(space=FullSpace(), solver=GradientDescent(iterations=3, ste
 def _interrupted() -> tuple[list[Packed], dict[str, str]]:
     """What an attack saves, with times that are always the same."""
     memory = Memory()
-    reconstruct(small_mlp(), 3, _ATTACK, checkpoint=memory)
+    reconstruct(small_mlp(), 3, _ATTACK, resume=memory)
     ((fingerprint, saved),) = memory.saved.items()
     outcome = saved.outcomes[0] if saved.outcomes else None
     outcomes = () if outcome is None else (replace(outcome, seconds=1.0),)
@@ -439,7 +463,7 @@ def _resume(rng: Random) -> Case:
 
 
 def _go_on(folder: Path) -> None:
-    reconstruct(small_mlp(), 3, _ATTACK, checkpoint=ResumeFile(folder))
+    reconstruct(small_mlp(), 3, _ATTACK, resume=ResumeFile(folder))
 
 
 # fmt: off
@@ -448,7 +472,8 @@ _TOML_VALUES = (
     '""', '"\\u0000"', '"\\u001b[2J"', '"' + "x" * 100_000 + '"', '"' + "layers.0," * 20_000 + 'last"', "true", "[]",
     "[[1]]", "[1, 'a']", "{}", "{a = 1}", "1979-05-27T07:32:00Z", "[" * 5000 + "]" * 5000,
     "{a = " * 3000 + "1" + "}" * 3000, "[" + "1," * 200 + "]", "[" + ",".join(map(str, range(1, 99))) + "]",
-    "[" + "1,\n" * 30_000 + "]", "[" + "1," * 9000 + "]", "'''\n'''", '"rf"', '"gd"',
+    "[" + "1,\n" * 30_000 + "]", "[" + "1," * 9000 + "]", "'''\n'''", '"rf"', '"gd"', '"exact"', '"projection"',
+    '"nowhere:Class"', '"json:JSONDecoder"', '"json:nothing"', '":"', '"json:"', '":x"', '"..json:x"', '"a.b.c:d.e"',
 )
 # fmt: on
 
@@ -470,6 +495,8 @@ def _plan(rng: Random) -> Case:
                     "momentum",
                     "step",
                     "keep_points",
+                    *("attack", "attack_dtype", "attack_options", "attack_tolerance"),
+                    *("gram", "norm", "rounds", "damping", "settled"),
                     "x",
                 )
             )
@@ -508,6 +535,13 @@ def _plan(rng: Random) -> Case:
 @functools.cache
 def _job() -> Job:
     return Job.of({"dataset": "synthetic", "n": 6, "width": 60, "keep_points": True})
+
+
+@functools.cache
+def _own_job() -> Job:
+    """With an attack of somebody's own, whose code is not there."""
+    own = {"attack": "nowhere:Class", "scale": 2.5, "word": "plain"}
+    return Job.of({"dataset": "synthetic", "n": 6, "width": 60, "keep_points": True, **own})
 
 
 @functools.cache
@@ -562,9 +596,15 @@ def _read_rows(folder: Path) -> None:
 
 
 def _store(rng: Random) -> Case:
-    result = _result()
+    result, job = _result(), _job()
+    if rng.random() < 0.3:
+        job = _own_job()
+        result = {**result, "job": job.columns()}
+        if rng.random() < 0.5:
+            options = rng.choice((odd_json(rng, {"scale": 2.5}), json_text({"scale": odd(rng)})))
+            result["job"]["attack_options"] = options
     kind = rng.randrange(10)
-    text, name = json_text(result), _job().name
+    text, name = json_text(result), job.name
     if kind < 4:
         text = odd_json(rng, result)
     elif kind < 7:  # a job that may well be one, under the name that it would have
@@ -581,7 +621,7 @@ def _store(rng: Random) -> Case:
         odd_safetensors(rng, points) if kind == 8 else safetensors_file(points)
     )
     recipe = {"dataset": "synthetic", "n": 6, "width": 60}
-    facts = {"recipe": recipe, "mse": 0.1, "steps": 3}
+    facts = {rng.choice(("recipe", "options")): recipe, "mse": 0.1, "steps": 3}
     told = odd_json(rng, facts) if kind == 9 else json_text(facts)
     case[f"victims/{_job().victim_name}/train.json"] = told.encode("utf-8", "surrogatepass")
     return case
@@ -589,7 +629,8 @@ def _store(rng: Random) -> Case:
 
 def _read_store(folder: Path) -> None:
     store = Store(folder)
-    store.has(_job())
+    for job in (_job(), _own_job()):
+        store.has(job)
     store.has_victim(_job())
     csv_bytes(table(store))
 
@@ -615,6 +656,8 @@ READERS: dict[str, Reader] = {
         Reader("data-images", _data_images, lambda folder: load_dataset(str(folder), 2)),
         Reader("data-cifar10", _data_cifar, lambda folder: load_dataset(str(folder), 4)),
         Reader("reconstruction", _reconstruction, read_record),
+        Reader("report", _reconstruction, _show),
+        Reader("repeat", _reconstruction, _repeat),
         Reader("resume", _resume, _go_on, silent=True),
         Reader("plan", _plan, lambda folder: read_plan(folder / "plan.toml")),
         Reader("table", _table, _read_rows),

@@ -18,6 +18,7 @@ from recollect.errors import FileError
 
 CASES = {
     "resume": 40,
+    "report": 60,
     "plan": 80,
     "data-cifar10": 60,
     "pt": 100,

@@ -57,7 +57,8 @@ def test_points_that_share_a_subspace(n: int, d: int, rank: int, free: bool, see
     frame = geometry.frame(Z)
     torch.testing.assert_close(frame.T @ frame, torch.eye(frame.shape[1], dtype=F64))
     assert frame.shape[1] == n * rank + rank * (d - rank)
-    # Along the frame the rank stays, to first order: what the move leaves outside is quadratic in its length.
+    # Along the frame the rank stays, to first order: what the move leaves outside is quadratic in
+    # its length.
     move = (frame @ torch.randn(frame.shape[1], generator=generator(seed + 1), dtype=F64)).reshape(
         n, d
     )

@@ -1,4 +1,5 @@
-"""One schema for options: the command line, sweep plans and JSON records say the same as the dataclasses."""
+"""One schema for options: the command line, sweep plans and JSON records say the same as the
+dataclasses."""
 
 from __future__ import annotations
 

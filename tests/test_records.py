@@ -1,4 +1,5 @@
-"""Files: written whole or not at all, read with suspicion, resumed only by the run they belong to."""
+"""Files: written whole or not at all, read with suspicion, resumed only by the run they belong
+to."""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_ignored(tmp_path: Path) 
     again = attacked()
     assert again.resumed_at == 20
     assert torch.equal(again.inputs, first.inputs)
-    # Another seed, number of points, victim, activation, step or a shorter run: another computation.
+    # Another seed, number of points, victim, activation, step or a shorter run: another
+    # computation.
     whole = (tmp_path / RESUME).read_bytes()
     network = replace(victim.network, activation="tanh")  # type: ignore[type-var]
     shorter = replace(ATTACK, solver=replace(ATTACK.solver, iterations=10))

@@ -22,7 +22,7 @@ def test_the_mathematics_runs_without_the_comforts() -> None:
     """Torch, numpy, scipy, safetensors and jaxtyping alone: GPU machines are often that bare."""
     program = """
 import sys
-for name in ("cyclopts", "rich", "matplotlib", "PIL", "jinja2", "sklearn", "flint", "ray", "pyarrow"):
+for name in "cyclopts rich matplotlib PIL jinja2 sklearn flint ray pyarrow".split():
     sys.modules[name] = None  # as if it were not installed
 import torch
 import recollect as rc
@@ -35,7 +35,8 @@ from recollect.study.sweep import Sweep
 from recollect.study.table import table
 data = load_dataset("synthetic", 4, dim=6, rank=3)
 network = mlp(6, 80, 1)
-theta = initial_theta(network, init="fan-in", generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+generator = torch.Generator().manual_seed(0)
+theta = initial_theta(network, init="fan-in", generator=generator, dtype=torch.float64)
 victim = train_network(network, theta, data.inputs, data.targets, tolerance=1e-4).victim
 found = rc.reconstruct(victim, 4, rc.Projection(solver=rc.GradientDescent(iterations=5)))
 print(rc.evaluate(found, data.inputs).rho)
@@ -63,7 +64,9 @@ def documented(words: str) -> set[str]:
     section = re.search(r"Parameters\n\s*-+\n(.*?)(\n\s*\n\s*\w+\n\s*-+\n|\Z)", words, re.DOTALL)
     lines = [] if section is None else section[1].splitlines()
     indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()]
-    heads = [line for line in lines if line.strip() and len(line) - len(line.lstrip()) == min(indents)]
+    heads = [
+        line for line in lines if line.strip() and len(line) - len(line.lstrip()) == min(indents)
+    ]
     return {name.strip().lstrip("*") for line in heads for name in line.split(",")}
 
 

@@ -52,8 +52,8 @@ _HOMES = {
     "victim.mlp": "MLP mlp random_features",
     "victim.victim": "Victim load",
 }
-"""Public names by the module that defines them. Each is imported when it is first used: the command line shows its
-help without waiting for torch."""
+"""Public names by the module that defines them. Each is imported when it is first used: the command
+line shows its help without waiting for torch."""
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [

@@ -1,4 +1,5 @@
-"""The whole story on built-in photographs: train, read the data back from the two checkpoints, compare, report."""
+"""The whole story on built-in photographs: train, read the data back from the two checkpoints,
+compare, report."""
 
 from __future__ import annotations
 
@@ -35,11 +36,13 @@ def tell(out: Path, made_by: Recipe, *, say: Callable[[str], None], progress: Pr
     """Run it all into `out`, saying what happens; returns the score."""
     began, seed = time.perf_counter(), made_by.seed
     say(
-        f"1. Training a two-layer network of width {WIDTH} on {N} photographs (32×32×3) until it knows them by heart …"
+        f"1. Training a two-layer network of width {WIDTH} on {N} photographs (32×32×3) until it "
+        "knows them by heart …"
     )
     made = make(made_by, device=torch.device("cpu"), progress=progress, out=out).training
     say(
-        f"   done: mean squared error {made.mse:.0e} after {made.steps} steps, {made.seconds:.0f} s."
+        f"   done: mean squared error {made.mse:.0e} after {made.steps} steps, {made.seconds:.0f} "
+        "s."
     )
 
     say("2. Looking at the two checkpoints alone …")
@@ -72,8 +75,10 @@ def tell(out: Path, made_by: Recipe, *, say: Callable[[str], None], progress: Pr
         }
     )
     say(
-        f"4. Compared with the truth: {round(score.recovered * N)} of {N} photographs recovered (error below 0.1); "
-        f"median error {float(score.errors.median()):.3f}, where guessing scores {score.chance['span']:.2f}."
+        f"4. Compared with the truth: {round(score.recovered * N)} of {N} photographs recovered "
+        "(error below 0.1); "
+        f"median error {float(score.errors.median()):.3f}, where guessing scores "
+        f"{score.chance['span']:.2f}."
     )
     say(
         f"   {time.perf_counter() - began:.0f} s in all. Recollect is for auditing your own models."

@@ -1,7 +1,7 @@
 """The errors a person can meet. Each message reads: expected …, got …; do …
 
-`InputError` and its children are the caller's to mend (exit code 2); `RunError` and its children are runs that
-were asked for correctly and did not succeed (exit code 1).
+`InputError` and its children are the caller's to mend (exit code 2); `RunError` and its children
+are runs that were asked for correctly and did not succeed (exit code 1).
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ _LONGEST = 2000
 class RecollectError(Exception):
     """Anything Recollect refuses or fails to do, with a message fit to show as it is.
 
-    Much of a message may come from a hostile file: what would move a cursor or fill a screen is taken out here.
+    Much of a message may come from a hostile file: what would move a cursor or fill a screen is
+    taken out here.
     """
 
     exit_code = 1
 
     def __init__(self, message: str) -> None:
         if len(message) > _LONGEST:
-            message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 4 :]}"  # the remedy is at the end
+            # the remedy is at the end
+            message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 4 :]}"
         plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in message)
         super().__init__(plain)
 
@@ -47,7 +49,8 @@ class DataError(FileError):
 
 
 class VictimError(InputError):
-    """The victim lacks something the attack needs: a change in the weights, θ0, enough equations."""
+    """The victim lacks something the attack needs: a change in the weights, θ0, enough
+    equations."""
 
 
 class RunError(RecollectError):

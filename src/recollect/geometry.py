@@ -1,4 +1,5 @@
-"""Where candidates live: ‖x_i‖ = √d (as:data_on_sphere), or any norm for networks that can tell norms apart."""
+"""Where candidates live: ‖x_i‖ = √d (as:data_on_sphere), or any norm for networks that can tell
+norms apart."""
 
 from __future__ import annotations
 
@@ -27,13 +28,15 @@ class Geometry(Protocol):
     def tangent(
         self, Z: Float[Tensor, "n r"], V: Float[Tensor, "*k n r"]
     ) -> Float[Tensor, "*k n r"]:
-        """The part of V along which points at Z may move; of each, where V holds several rows a point."""
+        """The part of V along which points at Z may move; of each, where V holds several rows a
+        point."""
 
     def free_dimensions(self, r: int) -> int:
         """Unknowns a point has in r coordinates."""
 
     def frame(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "nr k"] | None:
-        """An orthonormal basis of the moves of all points together; None where each moves by itself."""
+        """An orthonormal basis of the moves of all points together; None where each moves by
+        itself."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,11 @@ class FreeRadius:
 
 @dataclass(frozen=True)
 class SharedSubspace:
-    """{X : each row in `inner`, rank X ≤ rank}: points in one subspace of R^d that may turn with them.
+    """{X : each row in `inner`, rank X ≤ rank}: points in one subspace of R^d that may turn with
+    them.
 
-    At X = PSUᵀ (n×r, r×r, d×r) a move is ΔZ Uᵀ + P Yᵀ U⊥ᵀ: n·r coordinates, and r(d − r) that turn U.
+    At X = PSUᵀ (n×r, r×r, d×r) a move is ΔZ Uᵀ + P Yᵀ U⊥ᵀ: n·r coordinates, and r(d − r) that turn
+    U.
     """
 
     inner: Geometry
@@ -132,7 +137,8 @@ def _kron(A: Tensor, B: Tensor) -> Tensor:
 def random_start(
     geometry: Geometry, n: int, r: int, generator: torch.Generator
 ) -> Float[Tensor, "n r"]:
-    """n points drawn evenly from the sphere of the geometry's radius; float64 on the CPU, the same on every device."""
+    """n points drawn evenly from the sphere of the geometry's radius; float64 on the CPU, the same
+    on every device."""
     Z = torch.randn(n, r, generator=generator, dtype=torch.float64)
     return Sphere(geometry.radius).project(Z)
 
@@ -142,5 +148,6 @@ def _check_radius(radius: float) -> None:
         not 1e-60 <= radius <= 1e60
     ):  # also false for NaN; its square and the features' must stay finite
         raise OptionError(
-            f"expected --norm of a positive number, got {radius}; use sqrt-d, free, or a positive number"
+            f"expected --norm of a positive number, got {radius}; use sqrt-d, free, or a positive "
+            "number"
         )

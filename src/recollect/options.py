@@ -1,9 +1,11 @@
-"""Options: the name, type, default, check and help sentence of each stand in one place, the field of a dataclass.
+"""Options: the name, type, default, check and help sentence of each stand in one place, the field
+of a dataclass.
 
-A field made by `option` carries all of it. The command line, sweep plans and JSON records are derived from the fields:
-`schema` lists the options of a class, `words` writes an object as plain values, and `build` makes the object again.
-`None` is written as the word `auto`. A field that holds one of several classes (`members`) becomes the choice between
-their names, followed by the options of each member. Nothing here imports torch.
+A field made by `option` carries all of it. The command line, sweep plans and JSON records are
+derived from the fields: `schema` lists the options of a class, `words` writes an object as plain
+values, and `build` makes the object again. `None` is written as the word `auto`. A field that holds
+one of several classes (`members`) becomes the choice between their names, followed by the options
+of each member. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class Rule:
 
 
 def option(default: Any = MISSING, **rule: Any) -> Any:
-    """A dataclass field that is an option. The keywords are the fields of `Rule`; `help` is required."""
+    """A dataclass field that is an option. The keywords are the fields of `Rule`; `help` is
+    required."""
     made = Rule(**rule)
     return dataclasses.field(default=default, metadata={"rule": made})
 
@@ -96,7 +99,8 @@ class Option:
 
     @property
     def help(self) -> str:
-        """The sentence, with the choices that only some values of another option have and with the default."""
+        """The sentence, with the choices that only some values of another option have and with the
+        default."""
         sentence = self.rule.help
         if self.chooser is not None:
             sentence += f" Only with --{self.chooser} {' or '.join(self.choices)}."
@@ -151,7 +155,8 @@ def _option(field: Field[Any], rule: Rule) -> Option:
 
 
 def _merged(known: Option | None, inner: Option, chooser: str, member: str) -> Option:
-    """The option of one member, or of several that share its name. Where defaults differ, there is none to show."""
+    """The option of one member, or of several that share its name. Where defaults differ, there is
+    none to show."""
     if known is None:
         return dataclasses.replace(inner, chooser=chooser, choices=(member,), required=False)
     default = known.default if known.default == inner.default else None
@@ -182,7 +187,8 @@ def to_word(value: Any, rule: Rule | None = None) -> Any:
 
 
 def words(options: Any) -> dict[str, Any]:
-    """All options of an object as plain values, by name; of a choice, the options of what was chosen."""
+    """All options of an object as plain values, by name; of a choice, the options of what was
+    chosen."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(options):
         if (rule := _rule(field)) is None:
@@ -195,7 +201,8 @@ def words(options: Any) -> dict[str, Any]:
 
 
 def build(cls: type, given: Mapping[str, Any], *, owner: str = "these options") -> Any:
-    """An object of the class from plain values by name. What is not given has its default; None is `auto`.
+    """An object of the class from plain values by name. What is not given has its default; None is
+    `auto`.
 
     `owner` says in an error what the options are of.
     """
@@ -204,7 +211,8 @@ def build(cls: type, given: Mapping[str, Any], *, owner: str = "these options") 
         if name not in known:
             flags = ", ".join(one.flag for one in known.values())
             raise OptionError(
-                f"expected options of {owner} ({flags}), got --{name.replace('_', '-')}; leave it out"
+                f"expected options of {owner} ({flags}), got --{name.replace('_', '-')}; leave it "
+                "out"
             )
     return _build(cls, given, known)
 
@@ -227,7 +235,8 @@ def _build(cls: type, given: Mapping[str, Any], known: Mapping[str, Option]) -> 
 def _choose(
     field: Field[Any], rule: Rule, given: Mapping[str, Any], known: Mapping[str, Option]
 ) -> dict[str, Any]:
-    """The member that was named; else the one whose required option was given; else the field's default."""
+    """The member that was named; else the one whose required option was given; else the field's
+    default."""
     assert rule.members is not None
     chooser = rule.name or field.name
     required = {
@@ -254,7 +263,8 @@ def _choose(
         if belongs:
             choices = " or ".join(known[other].choices)
             raise OptionError(
-                f"expected {known[other].flag} with --{chooser} {choices}, got it with {how}; leave one of them out"
+                f"expected {known[other].flag} with --{chooser} {choices}, got it with {how}; "
+                "leave one of them out"
             )
     inner = {key: value for key, value in given.items() if key in own}
     if chosen is None and not inner:
@@ -263,7 +273,8 @@ def _choose(
 
 
 def from_word(option: Option, word: Any) -> Any:
-    """The value that a plain value stands for; an error names the option, what it takes and what it got."""
+    """The value that a plain value stands for; an error names the option, what it takes and what it
+    got."""
     if word is None or (word == AUTO and option.nullable):
         return None
     if option.rule.enum is not None:
@@ -284,7 +295,8 @@ def _number_or_text(option: Option, word: Any) -> Any:
         raise OptionError(f"expected {option.flag} to be {what}, got {_shown(word)}; correct it")
     if isinstance(word, int) and abs(word) > _LARGEST_INTEGER:
         raise OptionError(
-            f"expected {option.flag} of ordinary size, got a number of {len(str(abs(word)))} digits; correct it"
+            f"expected {option.flag} of ordinary size, got a number of {len(str(abs(word)))} "
+            "digits; correct it"
         )
     value: Any = word
     if kind is float:
@@ -319,7 +331,8 @@ def check(options: Any) -> None:
             if not isinstance(value, tuple(rule.members.values())):
                 kinds = ", ".join(member.__name__ for member in rule.members.values())
                 raise OptionError(
-                    f"expected {made.flag} to be one of {kinds}, got {_shown(value)}; choose one of those"
+                    f"expected {made.flag} to be one of {kinds}, got {_shown(value)}; choose one "
+                    "of those"
                 )
             continue
         if value is None and made.nullable:
@@ -379,7 +392,8 @@ def check_number(option: Option, value: Any) -> None:
         what = f"to be {_KIND_NAMES[option.kind]}"
     words = "".join(f"{word}, " for word in option.allowed)
     raise OptionError(
-        f"expected {option.flag} {words}{what}, got {_shown(value)}; {rule.hint or 'choose another'}"
+        f"expected {option.flag} {words}{what}, got {_shown(value)}; "
+        f"{rule.hint or 'choose another'}"
     )
 
 
@@ -398,7 +412,8 @@ def _shown(value: Any) -> str:
 
 
 def home(name: str, chooser: str, members: Mapping[str, type]) -> tuple[str, tuple[str, ...]]:
-    """The choice with which an option may be given: `chooser` and some of its members, or a choice within those."""
+    """The choice with which an option may be given: `chooser` and some of its members, or a choice
+    within those."""
     homes = {one: schema(member)[name] for one, member in members.items() if name in schema(member)}
     inner = next((one for one in homes.values() if one.chooser is not None), None)
     if inner is None or inner.chooser is None:

@@ -1,8 +1,9 @@
-"""The files of a reconstruction: what `reconstruct` writes, reads back, and resumes from. No truth comes near them.
+"""The files of a reconstruction: what `reconstruct` writes, reads back, and resumes from. No truth
+comes near them.
 
 `reconstruction.safetensors`  inputs, coefficients, predictions, confidence, trace, singular_values
-`reconstruct.json`            options, loss, status, stages, notes, versions (schema 2; schema 1 of 0.1.0 is still read)
-`resume.safetensors`          the run itself, for going on where it stopped
+`reconstruct.json`            options, loss, status, stages, notes, versions (schema 2; schema 1 of
+0.1.0 is still read) `resume.safetensors`          the run itself, for going on where it stopped
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ class Record:
     extra: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     """Further tensors of a fresh reconstruction: coefficients and predictions."""
 
+    @property
+    def withheld(self) -> dict[str, tuple[int, ...]]:
+        """Points that must not be reported as recovered, by the reason."""
+        found: dict[str, tuple[int, ...]] = {}
+        for one in self.facts.get("withheld", ()):
+            found[one["why"]] = (*found.get(one["why"], ()), *one["points"])
+        return found
+
 
 def record_of(
     found: Reconstruction,
@@ -69,7 +78,8 @@ def record_of(
 ) -> Record:
     """What is written of a reconstruction.
 
-    `attack` and `options` are what a person asked for, `files` the checkpoints it was asked of, which are hashed.
+    `attack` and `options` are what a person asked for, `files` the checkpoints it was asked of,
+    which are hashed.
     """
     described = {} if attack is None else attack_words(attack)
     facts: dict[str, Any] = {
@@ -140,12 +150,14 @@ def read_record(folder: Path) -> Record:
     facts = read_json(folder / FACTS)
     if not _well_formed(facts):
         raise FileError(
-            f"expected the facts of a reconstruction in {folder / FACTS}, got others; reconstruct again"
+            f"expected the facts of a reconstruction in {folder / FACTS}, got others; reconstruct "
+            "again"
         )
     tensors, _ = read_tensors(folder / TENSORS)
     if facts.get("sha256") != file_hash(folder / TENSORS):
         raise FileError(
-            f"expected {TENSORS} and {FACTS} of one run in {folder}, got two that do not belong together; "
+            f"expected {TENSORS} and {FACTS} of one run in {folder}, got two that do not belong "
+            "together; "
             "reconstruct again"
         )
     inputs = tensors.get("inputs", torch.zeros(0))
@@ -192,8 +204,9 @@ def _image_shape(shape: Any, d: int) -> tuple[int, int, int] | None:
 
 
 def _well_formed(facts: Mapping[str, Any]) -> bool:
-    """Whether everything that is shown later has the type it is shown as; the file may come from anywhere."""
-    stages = facts.get("stages")
+    """Whether everything that is shown later has the type it is shown as; the file may come from
+    anywhere."""
+    stages, withheld = facts.get("stages"), facts.get("withheld", [])
 
     def number(value: Any) -> bool:
         return isinstance(value, (int, float)) and abs(value) < 1e300
@@ -203,6 +216,14 @@ def _well_formed(facts: Mapping[str, Any]) -> bool:
         and (facts.get("loss") is None or number(facts.get("loss")))
         and all(isinstance(facts.get(name, {}), dict) for name in ("options", "versions"))
         and isinstance(facts.get("notes", []), list)
+        and isinstance(withheld, list)
+        and all(
+            isinstance(one, dict)
+            and isinstance(one.get("why"), str)
+            and isinstance(one.get("points"), list | tuple)
+            and all(isinstance(point, int) for point in one["points"])
+            for one in withheld
+        )
         and isinstance(stages, list)
         and all(
             isinstance(stage, dict)
@@ -215,7 +236,8 @@ def _well_formed(facts: Mapping[str, Any]) -> bool:
 
 
 class ResumeFile:
-    """A run in `resume.safetensors`. A file that is damaged or of another computation is ignored and replaced."""
+    """A run in `resume.safetensors`. A file that is damaged or of another computation is ignored
+    and replaced."""
 
     def __init__(self, folder: Path, *, resume: bool = True) -> None:
         self._path = folder / RESUME

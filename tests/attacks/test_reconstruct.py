@@ -34,7 +34,8 @@ from recollect.victim.mlp import initial_theta, mlp
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[Victim, Dataset]:
-    """Two layers, one class a point, wide enough for gradient descent: the paper's CIFAR-10 setting, small."""
+    """Two layers, one class a point, wide enough for gradient descent: the paper's CIFAR-10
+    setting, small."""
     inputs = torch.randn(5, 12, generator=generator(0), dtype=F64)
     data = from_arrays(inputs, torch.eye(5, dtype=F64))
     network = mlp(12, 600, 5)
@@ -102,7 +103,8 @@ def test_dense_and_cg_walk_the_same_path(trained: tuple[Victim, Dataset]) -> Non
 
 
 def test_it_gains_nothing_from_where_the_truth_is(trained: tuple[Victim, Dataset]) -> None:
-    """Rotating the world (inputs and first layer) rotates the answer: nothing but the weights is used."""
+    """Rotating the world (inputs and first layer) rotates the answer: nothing but the weights is
+    used."""
     victim, _ = trained
     Q = torch.linalg.qr(torch.randn(12, 12, generator=generator(0), dtype=F64)).Q
     assert victim.theta_0 is not None

@@ -1,4 +1,5 @@
-"""The attack of docs/write-an-attack.md, word for word: through every door, and without a change to the package."""
+"""The attack of docs/write-an-attack.md, word for word: through every door, and without a change to
+the package."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def block(language: str, number: int = 0) -> str:
 
 @pytest.fixture
 def guess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module `guess`, in the current folder as the page has it; workers of a sweep find it there too."""
+    """The module `guess`, in the current folder as the page has it; workers of a sweep find it
+    there too."""
     (tmp_path / "guess.py").write_text(block("python"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -63,9 +65,7 @@ def test_in_python(guess: Any, run: Path) -> None:
         rc.reconstruct(victim, 4, object())  # type: ignore[arg-type]
 
 
-def test_on_the_command_line(
-    guess: Any, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_the_command_line(guess: Any, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["reconstruct", str(run), "--n", "4", "--attack", "guess:Guess", "--device", "cpu"]
     out = run / "guessed"
     assert main([*command, "--set", "draws=30", "--out", str(out), "--json"]) == 0

@@ -488,9 +488,7 @@ def test_memory_is_kept_by_smaller_paths() -> None:
         assert total_memory(CPU) < 2**60
     with memory_limit(1000):
         assert total_memory(CPU) == 1000
-    whole, small = (
-        Problem.of(victim, Exact(), CPU).last_layer(Endpoints.BOTH) for _ in range(2)
-    )
+    whole, small = (Problem.of(victim, Exact(), CPU).last_layer(Endpoints.BOTH) for _ in range(2))
     assert whole.dense(6)
     with memory_limit(2 * small.sizes.normal_bytes(6) - 1):
         assert not small.dense(6)
@@ -503,9 +501,7 @@ def test_a_setting_that_runs_out_of_memory_does_not_end_the_audit(
 ) -> None:
     victim, _ = easy()
 
-    def starved(
-        victim: Victim, n: int | None, attack: Exact, **options: Any
-    ) -> Reconstruction:
+    def starved(victim: Victim, n: int | None, attack: Exact, **options: Any) -> Reconstruction:
         if attack.parameters == "last":
             torch.empty(2**50)  # what torch raises then is no MemoryError
         return reconstruct(victim, n, attack, **options)
@@ -518,11 +514,14 @@ def test_a_setting_that_runs_out_of_memory_does_not_end_the_audit(
 
 
 def test_a_whole_audit_is_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths, state dicts, modules and arrays give the same audit, and the command line prints the same facts."""
+    """Paths, state dicts, modules and arrays give the same audit, and the command line prints the
+    same facts."""
     monkeypatch.setattr("recollect.auditing.run.NULLS", {"shuffled": shuffled})
     victim, inputs = easy()
     assert victim.theta_0 is not None
-    states = [{k: v.numpy() for k, v in theta.items()} for theta in (victim.theta_0, victim.theta_f)]
+    states = [
+        {k: v.numpy() for k, v in theta.items()} for theta in (victim.theta_0, victim.theta_f)
+    ]
     torch.save(victim.theta_0, tmp_path / "init.pt")
     torch.save(victim.theta_f, tmp_path / "trained.pt")
     files = (tmp_path / "init.pt", str(tmp_path / "trained.pt"))
@@ -545,7 +544,9 @@ def test_a_whole_audit_is_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert facts["withheld"] == []
     assert (facts["n_source"], facts["n_clear"]) == ("given", None)
     assert [file["name"] for file in facts["files"]] == ["init.pt", "trained.pt"]
-    assert list(tmp_path.iterdir()) == sorted(map(Path, files)) or len(list(tmp_path.iterdir())) == 2
+    assert (
+        list(tmp_path.iterdir()) == sorted(map(Path, files)) or len(list(tmp_path.iterdir())) == 2
+    )
 
 
 def test_what_stops_an_audit_is_an_answer_in_python_too() -> None:
@@ -559,7 +560,9 @@ def test_what_stops_an_audit_is_an_answer_in_python_too() -> None:
 
 
 def test_the_call_and_the_command_have_the_same_defaults() -> None:
-    defaults = {name: one.default for name, one in inspect_module.signature(audit).parameters.items()}
+    defaults = {
+        name: one.default for name, one in inspect_module.signature(audit).parameters.items()
+    }
     for options in (AuditOptions(), NetworkOptions()):
         for name in schema(type(options)):
             assert defaults[name] == getattr(options, name), name

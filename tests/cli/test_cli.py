@@ -224,9 +224,12 @@ def test_bad_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         ),
         (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--step", "20"], "--solver gd"),
         (["reconstruct", "RUN", "--n", "auto", "--out", "OUT", "--solver", "gd"], "--n"),
-        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--gram", "cg"], "--gram"),
+        (
+            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--gram", "cg"],
+            "expected --gram with --attack projection, got it with --attack exact",
+        ),
         (["reconstruct", "RUN", "--n", "auto", "--out", "OUT", "--parameters", "all"], "--n"),
-        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--dtype", "float32"], "float64"),
+        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--dtype", "float32"], "--attack projection"),
         (
             [
                 "reconstruct",
@@ -268,7 +271,7 @@ def test_bad_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
                 "--rank",
                 "2",
             ],
-            "--basis",
+            "expected --rank with --space subspace, got it with --basis",
         ),
         (
             ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--space", "full", "--rank", "2"],
@@ -398,7 +401,9 @@ def test_ctrl_c_keeps_the_best_and_running_again_resumes(run: Path, tmp_path: Pa
     cut_short = (
         "import os, signal, sys\n"
         "from recollect.cli import main\n"
-        "from recollect.solve import GradientDescent\n"
+        "from recollect.solve.gradient_descent import GradientDescent\n"
+        # Whoever starts the tests in the background has told them to ignore Ctrl-C.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "step, steps = GradientDescent.step, 0\n"
         "def counted(*arguments):\n"
         "    global steps\n"
@@ -626,12 +631,14 @@ def test_any_model_by_name(
         "all",
         "--iterations",
         3,
+        "--rounds",
+        1,
     ]
     answer = call(capsys, *reconstruct, "--out", tmp_path / "found")
     assert answer["loss"] >= 0
     assert load_file(tmp_path / "found" / "reconstruction.safetensors")["inputs"].shape == (1, 16)
     for wrong, words in {
-        "mine": "package.module:factory",
+        "mine": "package.module:name",
         "mine:nothing": "nothing",
         "nowhere:make": "nowhere",
         "mine:broken": "out of paint",

@@ -300,3 +300,14 @@ def test_normal_equations_of_parts_add(geometry: Geometry) -> None:
     assert isinstance(normal, DenseNormal)
     torch.testing.assert_close(normal.N, one.N / 4 + other.N / 2)
     torch.testing.assert_close(normal.barred, one.barred)
+
+
+def test_a_matrix_free_step_is_as_exact_as_the_loss_of_the_sum_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(normal_file, "DENSE_UNKNOWNS", 0)
+    normals = [part.linearise(points(3, 3, 0), SPHERE)[1] for part in some(0, lifted=False)]
+    for loss, exactness in ((0.5, 0.3), (1e-8, 1e-2), (0.0, 1e-4)):
+        normal = combined(normals, (0.5, 0.5), torch.tensor(loss, dtype=F64))
+        assert isinstance(normal, ImplicitNormal)
+        assert normal.tolerance == pytest.approx(exactness)

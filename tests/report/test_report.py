@@ -88,6 +88,31 @@ def test_without_truth_nothing_is_claimed(truth: Truth) -> None:
     assert page.count("data:image/png") == 4
 
 
+def test_points_that_must_not_be_counted_are_not(truth: Truth) -> None:
+    sure = torch.tensor([0.9, 0.9, 0.9, 0.1], dtype=torch.float64)
+    found = replace(record(truth.inputs), confidence=sure)
+    assert "hold 3 of them firmly. Without" in summary(found, None)
+    left_out = [
+        {"points": (0, 3), "why": "they are <odd>"},
+        {"points": (0,), "why": "of another reason"},
+    ]
+    found = replace(found, facts={**FACTS, "withheld": left_out})
+    said = summary(found, None)
+    assert "hold 2 of them firmly. 2 are not counted because they are <odd>. 1 are not" in said
+    page = page_of(found, None)
+    assert "2 are not counted because they are &lt;odd&gt;." in page
+    nothing = replace(found, facts={**FACTS, "withheld": [{"points": [], "why": "of nothing"}]})
+    assert "hold 3 of them firmly" in summary(nothing, None)
+
+
+def test_an_attack_need_not_say_in_how_many_coordinates_it_searched(truth: Truth) -> None:
+    found = replace(record(truth.inputs), facts={**FACTS, "rank": None})
+    page = page_of(found, truth)
+    assert page.count("<svg") == 3
+    assert "used: " not in page
+    assert "used: 4" in page_of(record(truth.inputs), truth)
+
+
 def test_data_that_are_no_images(truth: Truth) -> None:
     X = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     page = page_of(record(X), Truth(X, X.norm(dim=1), None))

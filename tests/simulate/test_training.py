@@ -79,7 +79,9 @@ def test_both_uses_of_a_seed_draw_different_numbers() -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_it_reaches_the_tolerance_and_both_losses_take_the_same_path(reduction: str) -> None:
     network, theta_0, X, Y = setting()
-    done = train_network(network, theta_0, X, Y, loss=SquaredError(reduction=reduction), tolerance=1e-6)
+    done = train_network(
+        network, theta_0, X, Y, loss=SquaredError(reduction=reduction), tolerance=1e-6
+    )
     assert float((network(done.victim.theta_f, X) - Y).square().mean()) <= 1e-6
     assert done.learning_rate == pytest.approx(0.2 / done.lambda_max)
     # `auto` divides the loss's scale out: the two losses differ in η by nc/2 and in nothing else.

@@ -25,7 +25,8 @@ from recollect.solve.loop import JITTERS, Outcome, Run, Status, minimise, start
 
 @dataclass
 class Bowl:
-    """L(Z) = ‖Z − target‖²: a span whose answer is known. `trouble` may turn a fit into a failure."""
+    """L(Z) = ‖Z − target‖²: a span whose answer is known. `trouble` may turn a fit into a
+    failure."""
 
     target: Tensor
     trouble: Callable[[int, float], bool] = lambda fits, jitter: False
@@ -288,7 +289,10 @@ class Singular:
 
 def test_starts_that_share_a_run_do_not_share_their_trouble() -> None:
     """The second of three starts alone climbs the ladder of jitters."""
-    objective, sphere = LastLayerObjective(Evidence.change(small_mlp(0)), device=CPU, dtype=F64), Sphere(2.0)
+    objective, sphere = (
+        LastLayerObjective(Evidence.change(small_mlp(0)), device=CPU, dtype=F64),
+        Sphere(2.0),
+    )
     Z = torch.stack([random_start(sphere, 3, 5, generator(k)) for k in range(3)])
     solver, which = (
         GradientDescent(step_size=0.05, iterations=40),
@@ -327,7 +331,9 @@ def test_a_cuda_graph_gives_the_bits_of_the_plain_loop(
         objective = (
             LastLayerObjective(Evidence.change(victim), device=device, dtype=F64)
             if layers == "last"
-            else LayerwiseObjective(Evidence.change(victim), victim.select("all"), device=device, dtype=F64)
+            else LayerwiseObjective(
+                Evidence.change(victim), victim.select("all"), device=device, dtype=F64
+            )
         )
         outcomes.append(run(objective, solver, Z, geometry=Sphere(2.0)))
     assert torch.equal(outcomes[0].Z, outcomes[1].Z)

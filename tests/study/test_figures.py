@@ -221,6 +221,20 @@ def test_runs_of_two_studies_do_not_become_one_mean_and_none_counts_twice() -> N
     assert b"not run" in drawing.draw(only)[".svg"]
 
 
+def test_an_attack_of_ones_own_is_none_of_the_methods_that_are_compared() -> None:
+    rows = table(paper_like, width=WIDTHS, training_seed=[0, 1])
+    own = [
+        {**row(0.9, attack="mine:Guess", method=method, width=width), "gap_rank": 29}
+        for method in ("full", "subspace", "true")
+        for width in WIDTHS
+    ]
+    assert all(line_of(own, line, "rho") == [] for line in LINES)
+    for mixed in ([*rows, *own], [*own, *rows]):
+        for line in LINES:
+            assert line_of(mixed, line, "rho") == line_of(rows, line, "rho")
+        assert verdict("better than full space", mixed) == verdict("better than full space", rows)
+
+
 def test_spectra_of_one_seed_or_several() -> None:
     for count in (1, 3):
         assert spectral_decay({seed: [3.0, 1.0, 1e-15] for seed in range(count)}, 2, 10)[

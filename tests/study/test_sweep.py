@@ -1,4 +1,4 @@
-"""Sweeps: resumed after anything, each victim trained once, failures told; the same table whatever happened."""
+"""Sweeps: a victim is trained once, failures are told, and whatever happens the table is the same."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_each_job_is_a_task_of_its_own_with_estimates(tmp_path: Path) -> None:
         for more in ({}, {"iterations": 10**5}, {"width": 10**6})
     )
     assert long.seconds > 10 * small.seconds
-    assert wide.bytes > 2 * small.bytes
+    assert wide.bytes > 1.5 * small.bytes  # most of the small one is torch
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -598,7 +598,7 @@ def test_an_attack_of_ones_own_in_a_plan(tmp_path: Path) -> None:
     own = [row for row in rows if row["attack"] == "guessing:Guess"]
     assert len(own) == len({row["job"] for row in own}) == 9
     assert {row["attack"] for row in rows} == {"guessing:Guess", "projection"}
-    # What it was given reached it; what it was not given is its own default; and all of it is in the table.
+    # What it was given reached it, what it was not given is its own default, the table holds it.
     given = [json.loads(row["attack_options"]) for row in own]
     assert sum("restarts" in one for one in given) == 1
     for row, one in zip(own, given, strict=True):

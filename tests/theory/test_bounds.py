@@ -86,7 +86,8 @@ def test_where_the_lemma_ends(lemma: Lemma, delta: float) -> None:
 def test_the_theorem_agrees_with_fifty_digits(
     lemma: Lemma, delta: float, log_C: float, alpha: float, more: float, share: float
 ) -> None:
-    """thm:finite_recon_proof as it is printed, not by way of the lemma; widths of thousands of digits too."""
+    """thm:finite_recon_proof as it is printed, not by way of the lemma; widths of thousands of
+    digits too."""
     c = share * alpha
     options = {
         "log_C": log_C,
@@ -108,7 +109,8 @@ def test_the_theorem_agrees_with_fifty_digits(
         logs = mpmath.log((2 + 4 * D) / mpmath.mpf(delta))
         logs += 2 * D / (2 * D + 1) * mpmath.log(24 * C * L * M * S**2 / (mpmath.sqrt(D) * c_**2))
         exact = 128 * C**2 * M**4 * (2 * D + 1) * S**4 / c_**4 * logs
-        # The logarithm is what is computed: where it is in the thousands, its rounding is 1e-12 of the width.
+        # The logarithm is what is computed: where it is in the thousands, its rounding is 1e-12 of
+        # the width.
         error = abs(mpmath.mpf(log_recovery_width(lemma, **options)) - mpmath.log(exact))
         assert error < 1e-12 * max(1, log_C / 100)
 

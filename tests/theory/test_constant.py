@@ -1,4 +1,5 @@
-"""C: an explicit g, its distance from the bump and its norm by other routes, and how far from the least it may be."""
+"""C: an explicit g, its distance from the bump and its norm by other routes, and how far from the
+least it may be."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def test_g_is_as_near_as_the_proof_wants(name: str, d: int, delta: float, tolera
 
 
 def test_what_the_descent_returns_is_not_taken_on_trust(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A g that is too far from the bump is dropped for the regression's, which is larger and near enough."""
+    """A g that is too far from the bump is dropped for the regression's, which is larger and near
+    enough."""
     good = log_C("tanh", 2, 1.5, 0.1)
     monkeypatch.setattr(constant, "_descend", lambda g, *_: 0.5 * g)
     assert distance(approximation("tanh", 2, 1.5, 0.1), 2, 1.5) <= 0.1
@@ -82,7 +84,8 @@ def test_on_a_circle_C_is_the_norm_by_a_gram_in_sixty_digits(
 
 @each
 def test_on_a_sphere_C_is_the_norm_by_quadrature(name: str) -> None:
-    """λ_m = (2m + 1)/2·∫kP_m from k_∞ itself; only where rounding leaves digits, hence a loose tolerance."""
+    """λ_m = (2m + 1)/2·∫kP_m from k_∞ itself; only where rounding leaves digits, hence a loose
+    tolerance."""
     delta, tolerance = 1.8, 0.25
     g, (t, weight) = approximation(name, 3, delta, tolerance), np.polynomial.legendre.leggauss(120)
     k = np.array([k_infinity(name, one) for one in t])
@@ -99,7 +102,8 @@ def test_on_a_sphere_C_is_the_norm_by_quadrature(name: str) -> None:
     ("name", "delta", "tolerance"), [("erf", 1.5, 0.2), ("sine", 2.0, 0.1), ("erf", 1.5, 0.02)]
 )
 def test_no_other_function_is_much_smaller(name: str, delta: float, tolerance: float) -> None:
-    """For any weights β at points: Σβf ≤ Σβg + ε̃‖β‖₁ ≤ ‖g‖√(βᵀKβ) + ε̃‖β‖₁, whatever the admissible g: a lower bound."""
+    """For any weights β at points: Σβf ≤ Σβg + ε̃‖β‖₁ ≤ ‖g‖√(βᵀKβ) + ε̃‖β‖₁, whatever the
+    admissible g: a lower bound."""
     g = approximation(name, 2, delta, tolerance)
     angle, aim = np.linspace(0, math.pi, 16 * len(g)), 0.99 * tolerance
     f = the_bump(angle, 2, delta)
@@ -146,7 +150,8 @@ def test_what_the_harmonics_cannot_resolve_is_refused(d: int) -> None:
 @settings(max_examples=15)
 @given(delta=st.floats(0.05, 2.8), g=st.lists(st.floats(-1, 1), min_size=1, max_size=40))
 def test_the_distance_is_never_understated(d: int, delta: float, g: list[float]) -> None:
-    """Far more angles, off the grid, than the bound looks at; and it is not much more than what they show."""
+    """Far more angles, off the grid, than the bound looks at; and it is not much more than what
+    they show."""
     coefficients, angle = np.array(g), np.linspace(0, math.pi, 65_537) + 1e-5
     seen = float(np.abs(series(coefficients, angle, d) - the_bump(angle, d, delta)).max())
     assert seen <= distance(coefficients, d, delta) <= seen + 1e-3

@@ -89,7 +89,8 @@ def test_missed_and_spurious() -> None:
 
 
 def test_chance_levels_are_what_guessing_scores() -> None:
-    """Known for the paper's synthetic data: about 1.18 in the full space and 1.08 in the subspace."""
+    """Known for the paper's synthetic data: about 1.18 in the full space and 1.08 in the
+    subspace."""
     Z = torch.randn(100, 30, generator=generator(0), dtype=F64)
     U = torch.linalg.qr(torch.randn(60, 30, generator=generator(1), dtype=F64)).Q
     X = math.sqrt(60) * Z / Z.norm(dim=1, keepdim=True) @ U.T

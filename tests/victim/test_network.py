@@ -1,4 +1,5 @@
-"""Networks as functions: homogeneity, restriction, initialisation, and any torch module as one of them."""
+"""Networks as functions: homogeneity, restriction, initialisation, and any torch module as one of
+them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Attacks: one contract (`base.py`), the paper's attack (`projection.py`) and the exact search (`exact/`)."""
+"""Attacks: one contract (`base.py`), the paper's attack (`projection.py`) and the exact search
+(`exact/`)."""

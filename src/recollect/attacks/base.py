@@ -1,7 +1,8 @@
-"""What an attack is: it says what it needs, what it costs and how far its confidence was tested, and it runs itself.
+"""What an attack is: it says what it needs, what it costs and how far its confidence was tested,
+and it runs itself.
 
-Anything that fulfils `Attack` can be given to `reconstruct`, to `--attack package.module:Class`, and to a sweep plan.
-docs/write-an-attack.md builds one.
+Anything that fulfils `Attack` can be given to `reconstruct`, to `--attack package.module:Class`,
+and to a sweep plan. docs/write-an-attack.md builds one.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Cost:
     bytes
         Peak memory.
     equations, unknowns
-        Counted for n points. With more unknowns than equations nothing is determined. Zero where counting says nothing.
+        Counted for n points. With more unknowns than equations nothing is determined. Zero where
+        counting says nothing.
     """
 
     seconds: float = 0.0
@@ -85,7 +87,8 @@ class Context:
 
 @runtime_checkable
 class Attack(Protocol):
-    """A way to read training data out of a victim. Its options are the fields of the class that implements it."""
+    """A way to read training data out of a victim. Its options are the fields of the class that
+    implements it."""
 
     @property
     def needs(self) -> Needs:
@@ -95,7 +98,8 @@ class Attack(Protocol):
         """What finding n points will take on this machine."""
 
     def calibrated(self, victim: Victim) -> bool:
-        """Whether its confidence was tested on victims like this one. If not, an audit calls no point recovered."""
+        """Whether its confidence was tested on victims like this one. If not, an audit calls no
+        point recovered."""
 
     def run(self, victim: Victim, n: int | None, context: Context) -> Reconstruction:
         """Find n points; None: as many as the evidence shows."""

@@ -1,7 +1,8 @@
 """What a search will take, counted before it runs: seconds, bytes, equations against unknowns.
 
-The number of steps that a search needs is not known beforehand. Seconds are those of a usual number of steps, correct
-within a factor of a few. Studies call this with the sizes of victims that are not trained yet.
+The number of steps that a search needs is not known beforehand. Seconds are those of a usual number
+of steps, correct within a factor of a few. Studies call this with the sizes of victims that are not
+trained yet.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def sizes_of(problem: Problem, n: int) -> Sizes:
 def search_cost(
     search: Search, sizes: Sizes, n: int, machine: Machine, *, ruled: bool = True
 ) -> Cost:
-    """The cost of a search for n points in a victim of these sizes. `ruled`: every layer has a rule."""
+    """The cost of a search for n points in a victim of these sizes. `ruled`: every layer has a
+    rule."""
     device = machine.device
     weights = _COPIES_OF_WEIGHTS * 8 * sizes.weights
     if (isinstance(search, Projection) and isinstance(search.solver, GradientDescent)) or not ruled:

@@ -1,4 +1,5 @@
-"""Options of the built-in attacks, and how attacks are named in words. Nothing here imports torch."""
+"""Options of the built-in attacks, and how attacks are named in words. Nothing here imports
+torch."""
 
 from __future__ import annotations
 
@@ -73,12 +74,13 @@ class Search:
     Parameters
     ----------
     space
-        Where candidates lie: `FullSpace()` (Algorithm 1), `Subspace()` (Algorithm 2) or `Basis(U=…)`.
+        Where candidates lie: `FullSpace()` (Algorithm 1), `Subspace()` (Algorithm 2) or
+        `Basis(U=…)`.
     parameters
         `last`, `all`, or names of tensors or layers joined by commas.
     norm
-        A radius, `"sqrt-d"` or `"free"`. None: √d where the network is positively homogeneous and hides norms, free
-        where it is not.
+        A radius, `"sqrt-d"` or `"free"`. None: √d where the network is positively homogeneous and
+        hides norms, free where it is not.
     endpoints
         Where gradients are taken. None: the attack chooses.
     restarts
@@ -89,7 +91,8 @@ class Search:
 
     space: FullSpace | Subspace | Basis = option(
         Subspace(),
-        help="subspace: Algorithm 2, within the span of ΔW1. full: Algorithm 1. basis: within the span of --basis.",
+        help="subspace: Algorithm 2, within the span of ΔW1. full: Algorithm 1. basis: within the "
+        "span of --basis.",
         members={"subspace": Subspace, "full": FullSpace, "basis": Basis},
     )
     parameters: str = option(
@@ -97,13 +100,15 @@ class Search:
     )
     endpoints: Endpoints | None = option(
         None,
-        help="Take gradients after training (final), before it (initial), at both, or at both and halfway (path). "
+        help="Take gradients after training (final), before it (initial), at both, or at both and "
+        "halfway (path). "
         "auto: both for the exact attack (path for all layers), final for projection.",
         enum=Endpoints,
     )
     norm: float | str | None = option(
         None,
-        help="Norm of the points: sqrt-d, a number, or free. auto: sqrt-d if the network hides norms, else free.",
+        help="Norm of the points: sqrt-d, a number, or free. auto: sqrt-d if the network hides "
+        "norms, else free.",
         choices=("sqrt-d", "free"),
         positive=True,
         hint="use sqrt-d, free, or a positive number",
@@ -138,9 +143,11 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Exact(Search):
-    """Levenberg–Marquardt in stages: features at both ends of training, respawning, signs (docs/method.md).
+    """Levenberg–Marquardt in stages: features at both ends of training, respawning, signs
+    (docs/method.md).
 
-    Where a parameter belongs to a layer without a rule, the attack falls back to the paper's gradient descent.
+    Where a parameter belongs to a layer without a rule, the attack falls back to the paper's
+    gradient descent.
 
     Parameters
     ----------
@@ -170,7 +177,8 @@ class Exact(Search):
 
     @property
     def needs(self) -> Needs:
-        """θ0; and n, unless the last layer alone is attacked: its residual shows the number of points."""
+        """θ0; and n, unless the last layer alone is attacked: its residual shows the number of
+        points."""
         return Needs(n=self.parameters != "last")
 
     def cost(self, victim: Victim, n: int, machine: Machine) -> Cost:
@@ -195,15 +203,16 @@ class Projection(Search):
     solver
         `GradientDescent()`, the paper's, or `LevenbergMarquardt()`.
     gram
-        How gradient descent solves for α: `layerwise`, `dense`, `cg`, or `auto` (one Gram of features for the last
-        layer, `layerwise` for more, `cg` where some layer has no rule).
+        How gradient descent solves for α: `layerwise`, `dense`, `cg`, or `auto` (one Gram of
+        features for the last layer, `layerwise` for more, `cg` where some layer has no rule).
     dtype
         `float32` or `float64`. None: float32 for gradient descent, float64 for Levenberg–Marquardt.
     """
 
     solver: GradientDescent | LevenbergMarquardt = option(
         GradientDescent(),
-        help="gd: projected gradient descent, the paper's. lm: Levenberg–Marquardt. auto is another name for "
+        help="gd: projected gradient descent, the paper's. lm: Levenberg–Marquardt. auto is "
+        "another name for "
         "--attack exact.",
         members={"gd": GradientDescent, "lm": LevenbergMarquardt},
     )
@@ -257,19 +266,21 @@ class Auto:
 
 
 def current(attack: Any) -> Any:
-    """The attack itself; `Projection(solver=Auto())` of version 0.1.0 as the attack that it is called now."""
+    """The attack itself; `Projection(solver=Auto())` of version 0.1.0 as the attack that it is
+    called now."""
     if not (isinstance(attack, Projection) and isinstance(attack.solver, Auto)):
         return attack
     warnings.warn("Projection(solver=Auto(…)) is now Exact(…)", DeprecationWarning, stacklevel=3)
     if attack.gram != "auto" or attack.dtype not in (None, "float64"):
         raise OptionError(
-            "expected --gram auto and --dtype float64 with --solver auto, got others; leave them out"
+            "expected --gram auto and --dtype float64 with --solver auto, got others; leave them "
+            "out"
         )
     shared = {one.name: getattr(attack, one.name) for one in fields(Search)}
     return Exact(**shared, iterations=attack.solver.iterations, rounds=attack.solver.rounds)
 
 
-ATTACKS: Mapping[str, type[Exact] | type[Projection]] = {"exact": Exact, "projection": Projection}
+ATTACKS: Mapping[str, type] = {"exact": Exact, "projection": Projection}
 """The built-in attacks by name."""
 
 
@@ -292,7 +303,8 @@ def attack_class(name: str) -> type[Attack]:
             f"a class without {', '.join(needed)}" if isinstance(cls, type) else type(cls).__name__
         )
         raise OptionError(
-            f"expected --attack to name a class with needs, cost, calibrated and run, got {name}, {what}; see "
+            f"expected --attack to name a class with needs, cost, calibrated and run, got {name}, "
+            f"{what}; see "
             "docs/write-an-attack.md"
         )
     return cls
@@ -316,7 +328,8 @@ def imported(name: str, flag: str, what: str) -> Any:
 
 
 def attack_name(given: Mapping[str, Any]) -> str:
-    """Which attack some options name. `--solver gd|lm` alone means the projection attack, `auto` the exact one."""
+    """Which attack some options name. `--solver gd|lm` alone means the projection attack, `auto`
+    the exact one."""
     solver, name = given.get("solver"), given.get("attack")
     if name is None:
         return "projection" if solver in ("gd", "lm") else "exact"

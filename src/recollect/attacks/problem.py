@@ -1,6 +1,8 @@
-"""What is searched, and where: the evidence, the coordinates of candidates, and the objectives that judge them.
+"""What is searched, and where: the evidence, the coordinates of candidates, and the objectives that
+judge them.
 
-Algorithm 2 is Algorithm 1 on restricted evidence, so everything after this file sees coordinates z and no subspace.
+Algorithm 2 is Algorithm 1 on restricted evidence, so everything after this file sees coordinates z
+and no subspace.
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ from recollect.victim.parity import Parity, parity
 from recollect.victim.victim import Victim
 
 _ALGORITHM = 9
-"""Raised when the same options no longer lead to the same points: then what was saved before is not resumed."""
+"""Raised when the same options no longer lead to the same points: then what was saved before is not
+resumed."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A victim, made ready for a search: evidence in the coordinates that are searched, geometry and precision."""
+    """A victim, made ready for a search: evidence in the coordinates that are searched, geometry
+    and precision."""
 
     victim: Victim
     whole: Evidence
@@ -74,7 +78,8 @@ class Problem:
 
     @property
     def parity(self) -> Parity:
-        """Of the network itself: along a single direction every homogeneous network would look liftable."""
+        """Of the network itself: along a single direction every homogeneous network would look
+        liftable."""
         return parity(self.victim.network, self.victim.theta_f)
 
     def lift(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n d"]:
@@ -107,13 +112,15 @@ class Problem:
             return self.layerwise(endpoints)
         if endpoints is not Endpoints.FINAL:
             raise OptionError(
-                f"expected --endpoints final with --gram {gram}, got {endpoints.value}; leave it out"
+                f"expected --endpoints final with --gram {gram}, got {endpoints.value}; leave it "
+                "out"
             )
         if gram == "dense":
             needed, there = dense_bytes(evidence, names, n, dtype), total_memory(device)
             if needed > there:
                 raise OptionError(
-                    f"expected --gram dense to fit in {there / 1e9:.3g} GB, got {needed / 1e9:.3g} GB for {n} points; "
+                    f"expected --gram dense to fit in {there / 1e9:.3g} GB, got {needed / 1e9:.3g} "
+                    f"GB for {n} points; "
                     "use --gram auto"
                 )
             return DenseObjective(evidence, names, device=device, dtype=dtype)
@@ -174,21 +181,25 @@ class Problem:
         equations, unknowns, parameters = self.equations, self.unknowns(n), self.search.parameters
         if n * self.victim.c > equations:
             raise VictimError(
-                f"expected at most {equations} coefficients for the {equations} equations of --parameters "
-                f"{parameters}, got {n} points × {self.victim.c} outputs = {n * self.victim.c}; any such points "
+                f"expected at most {equations} coefficients for the {equations} equations of "
+                "--parameters "
+                f"{parameters}, got {n} points × {self.victim.c} outputs = {n * self.victim.c}; "
+                "any such points "
                 "explain the change: ask for fewer, or use --parameters all"
             )
         if unknowns <= equations:
             return ()
         doubt = (
-            f"{equations} equations for {unknowns} unknowns: exact recovery is impossible by counting; "
+            f"{equations} equations for {unknowns} unknowns: exact recovery is impossible by "
+            "counting; "
             "use more --parameters or a lower --rank, and do not trust a small loss"
         )
         warnings.warn(doubt, RecollectWarning, stacklevel=3)
         return (doubt,)
 
     def fingerprint(self, n: int | None, seed: int, at_once: int = 1) -> str:
-        """A name for this very computation. A single start of gradient descent may be resumed with more iterations."""
+        """A name for this very computation. A single start of gradient descent may be resumed with
+        more iterations."""
         search: Search = replace(self.search, space=FullSpace())
         if (
             isinstance(search, Projection)
@@ -197,7 +208,8 @@ class Problem:
         ):
             search = replace(search, solver=replace(search.solver, iterations=1))
         facts = (
-            f"{_ALGORITHM} {self.victim.network.identity} {search} {n} {seed} {at_once} {self.device.type} "
+            f"{_ALGORITHM} {self.victim.network.identity} {search} {n} {seed} {at_once} "
+            f"{self.device.type} "
             f"{torch.__version__}"
         )
         content = hashlib.sha256(facts.encode())
@@ -211,7 +223,8 @@ class Problem:
 
 
 def has_rules(victim: Victim, parameters: str) -> bool:
-    """Whether every chosen parameter belongs to a layer with a rule, which Levenberg–Marquardt needs."""
+    """Whether every chosen parameter belongs to a layer with a rule, which Levenberg–Marquardt
+    needs."""
     return parameters == "last" or not set(victim.select(parameters)) & set(victim.network.untapped)
 
 
@@ -223,10 +236,12 @@ def _precision(search: Search, victim: Victim) -> torch.dtype:
     descent = isinstance(search, Projection) and isinstance(search.solver, GradientDescent)
     if asked == "float32" and not descent:
         raise OptionError("expected --dtype float64 with --solver lm, got float32; leave it out")
-    # Mean and difference of the ends are taken in the Gram, where the difference is as small as its square.
+    # Mean and difference of the ends are taken in the Gram, where the difference is as small as its
+    # square.
     if asked == "float32" and several:
         raise OptionError(
-            "expected --dtype float64 for several endpoints of all layers, got float32; leave it out"
+            "expected --dtype float64 for several endpoints of all layers, got float32; leave it "
+            "out"
         )
     descent = descent or not has_rules(victim, search.parameters)
     return (
@@ -254,7 +269,8 @@ def read_basis(path: str | Path) -> Tensor:
     tensors, _ = read_tensors(Path(path))
     if "U" not in tensors:
         raise OptionError(
-            f"expected U (d×r) in {path}, got {', '.join(list(tensors)[:4]) or 'nothing'}; save the basis under "
+            f"expected U (d×r) in {path}, got {', '.join(list(tensors)[:4]) or 'nothing'}; save "
+            "the basis under "
             "that name"
         )
     return tensors["U"]

@@ -1,7 +1,9 @@
-"""Algorithm 1 (full space), Algorithm 2 (Û from ΔW_1) and their true-subspace variant, by one solver.
+"""Algorithm 1 (full space), Algorithm 2 (Û from ΔW_1) and their true-subspace variant, by one
+solver.
 
-    min_X ‖P⊥_G Δθ‖²   over x_i on the sphere            (eq:proj_full_space)
-    min_Z ‖P⊥_G Δθ‖²   over x_i = Ûz_i on the sphere     (eq:proj_subspace; the paper prints Ûᵀz, only Ûz has the shape)
+    min_X ‖P⊥_G Δθ‖²   over x_i on the sphere            (eq:proj_full_space) min_Z ‖P⊥_G Δθ‖²
+    over x_i = Ûz_i on the sphere     (eq:proj_subspace; the paper prints Ûᵀz, only Ûz has the
+    shape)
 
 Nothing here, or in anything it imports, can read the training data: see `.importlinter`.
 """
@@ -58,7 +60,8 @@ def run_problem(
     descent = isinstance(solver, GradientDescent)
     if descent and len(best.trace) and best.trace[-1] > 2 * best.loss:
         doubts += (
-            "the loss was well above its best at the end: the step may be too large, try a smaller --step",
+            "the loss was well above its best at the end: the step may be too large, try a smaller "
+            "--step",
         )
     # The estimate of errors holds at a minimum, which gradient descent rarely reaches.
     found = describe(
@@ -80,7 +83,8 @@ def _restarts(
     runs: Runs,
     seed: int,
 ) -> tuple[Outcome, tuple[Stage, ...]]:
-    """One solver from several random starts, as many at once as memory allows; the best of all is kept."""
+    """One solver from several random starts, as many at once as memory allows; the best of all is
+    kept."""
     best: Outcome | None = None
     stages: tuple[Stage, ...] = ()
     starts = range(problem.search.restarts)
@@ -138,8 +142,9 @@ def describe(
 ) -> Reconstruction:
     """What was found, in the victim's own coordinates, with what a reader should know about it.
 
-    `judge` is the objective whose loss is reported: that of the network as it is, whatever led to the points.
-    `confident`: whether the points lie at a minimum, so that confidence can be estimated.
+    `judge` is the objective whose loss is reported: that of the network as it is, whatever led to
+    the points. `confident`: whether the points lie at a minimum, so that confidence can be
+    estimated.
     """
     victim, found = problem.victim, problem.spectrum
     jitter = torch.tensor(best.jitter, dtype=torch.float64, device=best.Z.device)
@@ -151,16 +156,19 @@ def describe(
     notes = [*doubts, *objective.notes]
     if best.jitter:
         notes.append(
-            f"the Gram matrix was singular at times: its diagonal was raised by a relative {best.jitter:g}"
+            "the Gram matrix was singular at times: its diagonal was raised by a relative "
+            f"{best.jitter:g}"
         )
     if victim.network.homogeneous:
         notes.append(
-            "the network is positively homogeneous: only the direction of each point can be found, its norm means "
+            "the network is positively homogeneous: only the direction of each point can be found, "
+            "its norm means "
             "nothing"
         )
     if found is not None and not found.found:
         notes.append(
-            f"the spectrum of ΔW1 shows no gap; all {found.rank} directions above rounding were used unless --rank "
+            f"the spectrum of ΔW1 shows no gap; all {found.rank} directions above rounding were "
+            "used unless --rank "
             "was given"
         )
     sure = None
@@ -168,7 +176,8 @@ def describe(
         sure = confidence(objective, problem.geometry, best.Z, jitter).cpu().double()
     withheld: tuple[Withheld, ...] = ()
     if best.status in UNFINISHED:
-        # A run that was cut off may be stuck where respawning would have helped, and be confident all the same.
+        # A run that was cut off may be stuck where respawning would have helped, and be confident
+        # all the same.
         withheld = (Withheld(tuple(range(len(Z))), "the search was cut off before its end"),)
     return Reconstruction(
         inputs=problem.lift(Z),

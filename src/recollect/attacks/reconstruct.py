@@ -26,7 +26,8 @@ def reconstruct(
     resume: ResumeSlot | None = None,
     deadline: float = math.inf,
 ) -> Reconstruction:
-    """Read n training inputs out of a victim. The same victim, options, seed and machine give the same bits.
+    """Read n training inputs out of a victim. The same victim, options, seed and machine give the
+    same bits.
 
     Parameters
     ----------
@@ -50,23 +51,27 @@ def reconstruct(
     Returns
     -------
     Reconstruction
-        The points, with how well they explain the change of the weights and how far to trust them. A problem with
-        fewer equations than unknowns warns (`RecollectWarning`): it has solutions that are not the data.
+        The points, with how well they explain the change of the weights and how far to trust them.
+        A problem with fewer equations than unknowns warns (`RecollectWarning`): it has solutions
+        that are not the data.
     """
     attack = Exact() if attack is None else current(attack)
     if not isinstance(attack, Attack):
         raise OptionError(
-            f"expected an attack with needs, cost, calibrated and run, got {type(attack).__name__}; see "
+            "expected an attack with needs, cost, calibrated and run, got "
+            f"{type(attack).__name__}; see "
             "docs/write-an-attack.md"
         )
     needs = attack.needs
     if needs.theta_0 and victim.theta_0 is None:
         raise VictimError(
-            "expected the weights before training, got none; this attack explains θf − θ0 and needs θ0"
+            "expected the weights before training, got none; this attack explains θf − θ0 and "
+            "needs θ0"
         )
     if n is None and needs.n:
         raise OptionError(
-            "expected a number of points for gradient descent, lm, or parameters beyond the last layer's, got auto; "
+            "expected a number of points for gradient descent, lm, or parameters beyond the last "
+            "layer's, got auto; "
             "give --n"
         )
     if n is not None and not 1 <= n <= 10**8:

@@ -62,11 +62,13 @@ class Reconstruction:
     status
         How the attack ended; its value is a sentence that says what to try next.
     confidence
-        One number between 0 and 1 per point, from the weights alone (`attacks/exact/confidence.py`): how firmly a point
-        is held, and whether it explains more than is left unexplained. It ranks points and is not a probability. None
-        where the attack has no such estimate.
+        One number between 0 and 1 per point, from the weights alone
+        (`attacks/exact/confidence.py`): how firmly a point is held, and whether it explains more
+        than is left unexplained. It ranks points and is not a probability. None where the attack
+        has no such estimate.
     signs_settled
-        Whether each point is known with its sign. If not, any point may be the negative of a training point.
+        Whether each point is known with its sign. If not, any point may be the negative of a
+        training point.
     withheld
         Points that must not be reported as recovered, and why.
     n_source
@@ -127,7 +129,8 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """An interrupted attack: the outcomes of the runs that ended, and the run that was under way."""
+    """An interrupted attack: the outcomes of the runs that ended, and the run that was under
+    way."""
 
     outcomes: tuple[Outcome, ...]
     run: Run
@@ -136,10 +139,12 @@ class SavedRun:
 
 @runtime_checkable
 class ResumeSlot(Protocol):
-    """Where an interrupted attack is kept. The fingerprint ties it to one victim and one set of options."""
+    """Where an interrupted attack is kept. The fingerprint ties it to one victim and one set of
+    options."""
 
     def load(self, fingerprint: str) -> SavedRun | None:
-        """What was saved under this fingerprint; None if there is nothing, or nothing that can be used."""
+        """What was saved under this fingerprint; None if there is nothing, or nothing that can be
+        used."""
 
     def save(self, fingerprint: str, saved: SavedRun) -> None:
         """Keep this, in place of what was there."""

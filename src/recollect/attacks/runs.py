@@ -1,8 +1,10 @@
-"""The runs of one attack in order, each remembered, so that an interrupted attack can go on where it stopped.
+"""The runs of one attack in order, each remembered, so that an interrupted attack can go on where
+it stopped.
 
-An attack is a sequence of runs of the loop, and everything between two runs follows from what the runs before gave
-and from the seed. So it is enough to keep the outcomes: on resuming, the runs that were done return at once, the one
-that was interrupted goes on from its last saved state, and the rest happens as it would have.
+An attack is a sequence of runs of the loop, and everything between two runs follows from what the
+runs before gave and from the seed. So it is enough to keep the outcomes: on resuming, the runs that
+were done return at once, the one that was interrupted goes on from its last saved state, and the
+rest happens as it would have.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _SAVE_SECONDS = 5.0
 
 @dataclass
 class Runs:
-    """A context manager: inside it, runs are reported to one progress bar and kept in the resume slot."""
+    """A context manager: inside it, runs are reported to one progress bar and kept in the resume
+    slot."""
 
     context: Context
     fingerprint: str
@@ -64,7 +67,8 @@ class Runs:
         *,
         tolerance: float = 0.0,
     ) -> Outcome:
-        """Run the loop from Z, one start or several stacked; or return the outcome of this run from the resume slot."""
+        """Run the loop from Z, one start or several stacked; or return the outcome of this run from
+        the resume slot."""
         fresh = start(solver, Z)
         outcome = self._remembered(fresh)
         if outcome is None:
@@ -138,7 +142,8 @@ def _sound(kept: Outcome, fresh: Run) -> bool:
 
 
 def _fits(saved: Run, fresh: Run) -> bool:
-    """Whether a saved run has the form of a fresh one and has not gone further than is asked for now."""
+    """Whether a saved run has the form of a fresh one and has not gone further than is asked for
+    now."""
     tensors, expected = saved.tensors(), fresh.tensors()
     alike = set(tensors) == set(expected) and all(
         tensors[name].dtype == expected[name].dtype

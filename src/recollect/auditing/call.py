@@ -1,4 +1,5 @@
-"""A whole audit as one call: validate, read the history, attack, compare with null victims, judge, score.
+"""A whole audit as one call: validate, read the history, attack, compare with null victims, judge,
+score.
 
 The attacks never see the truth: they end (`run_audit`) before the first line here reads it.
 """
@@ -197,9 +198,11 @@ def audit(
     Parameters
     ----------
     init, trained
-        The weights before and after training: files, state dicts, or modules. `init` None: not known.
+        The weights before and after training: files, state dicts, or modules. `init` None: not
+        known.
     truth
-        The training inputs, n×d, to score against: a tensor, an array, or a file. The attacks never see them.
+        The training inputs, n×d, to score against: a tensor, an array, or a file. The attacks never
+        see them.
     n
         How many training points there were. None: what the weights suggest is tried.
     budget
@@ -209,7 +212,8 @@ def audit(
     seed
         Of every random number.
     activation
-        The network's activation. None: what the file says; else ReLU is assumed, and others are tried.
+        The network's activation. None: what the file says; else ReLU is assumed, and others are
+        tried.
     model
         The torch module whose weights these are. None: a plain MLP, inferred from the shapes.
     input_shape
@@ -222,8 +226,9 @@ def audit(
     Returns
     -------
     Audit
-        `verdict`, `findings`, `attempts`, `nulls`, `reconstruction`, `score`, `seconds`. "Not exposed within budget"
-        is no proof of safety: it says what these attacks did not find in this time.
+        `verdict`, `findings`, `attempts`, `nulls`, `reconstruction`, `score`, `seconds`. "Not
+        exposed within budget" is no proof of safety: it says what these attacks did not find in
+        this time.
     """
     begun = prepare(
         init, trained, truth=truth, activation=activation, model=model, input_shape=input_shape
@@ -233,7 +238,8 @@ def audit(
 
 @dataclass(frozen=True)
 class Prepared:
-    """An audit before its attacks: the files are read, and everything that can be seen in them is known."""
+    """An audit before its attacks: the files are read, and everything that can be seen in them is
+    known."""
 
     victim: Victim | None
     """None where a finding stops the audit."""
@@ -290,7 +296,8 @@ def prepare(
     input_shape: tuple[int, ...] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Prepared:
-    """Read the files and say all that can be seen in them. A file that cannot be read is an error."""
+    """Read the files and say all that can be seen in them. A file that cannot be read is an
+    error."""
     known = None if truth is None else as_truth(truth)
     files = [
         {"name": Path(source).name, "sha256": file_hash(Path(source))}
@@ -305,14 +312,16 @@ def prepare(
     victim = checked.victim
     if victim is not None and known is not None and known.inputs.shape[1] != victim.d:
         raise DataError(
-            f"expected true inputs of the network's {victim.d} dimensions, got {known.inputs.shape[1]}; give the "
+            f"expected true inputs of the network's {victim.d} dimensions, got "
+            f"{known.inputs.shape[1]}; give the "
             "inputs this model was trained on"
         )
     return Prepared(victim, checked.findings, known, subject)
 
 
 def _verdict_by_truth(done: Audit) -> Verdict:
-    """What the truth says counts for more than what the weights can tell; up to sign where those cannot tell it."""
+    """What the truth says counts for more than what the weights can tell; up to sign where those
+    cannot tell it."""
     assert done.score is not None
     assert done.outcome is not None
     score, n = done.score, len(done.score.errors)

@@ -1,4 +1,5 @@
-"""Whether a setting is worth trying: equations against unknowns, memory, and the time that is left."""
+"""Whether a setting is worth trying: equations against unknowns, memory, and the time that is
+left."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def forecast(victim: Victim, attack: Exact, n: int, machine: Machine) -> Forecas
     if cost.unknowns > cost.equations:
         against = f"{cost.equations} equations for {cost.unknowns} unknowns: any points would do"
     elif cost.bytes > memory:
-        against = f"about {readable_bytes(cost.bytes)} would be needed, and {readable_bytes(memory)} may be used"
+        needed, there = readable_bytes(cost.bytes), readable_bytes(memory)
+        against = f"about {needed} would be needed, and {there} may be used"
     return Forecast(
         parameters=attack.parameters,
         n=n,
@@ -60,7 +62,8 @@ def forecast(victim: Victim, attack: Exact, n: int, machine: Machine) -> Forecas
 
 
 def first_attack(looked: Inspection) -> Exact:
-    """The attack that an audit begins with: the last layer, within the span of ΔW_1 where there is one."""
+    """The attack that an audit begins with: the last layer, within the span of ΔW_1 where there is
+    one."""
     return Exact(space=FullSpace() if looked.spectrum is None else Subspace())
 
 

@@ -1,10 +1,12 @@
-"""Victims from which no training data can come: what an attack finds in them is what it finds in anything.
+"""Victims from which no training data can come: what an attack finds in them is what it finds in
+anything.
 
-Each is made of the victim at hand, so that sizes, spectra and precision are those of the audit it stands beside:
+Each is made of the victim at hand, so that sizes, spectra and precision are those of the audit it
+stands beside:
 
-    shuffled        θ0 + ΠΔθ: each unit's change given to another unit; ΔW_1 keeps its rank and its row space
-    wrong start     θf − Πθ0: the weights before training are those of another initialisation
-    random weights  θ0 + noise of the norm of Δθ, tensor by tensor
+    shuffled        θ0 + ΠΔθ: each unit's change given to another unit; ΔW_1 keeps its rank and its
+    row space wrong start     θf − Πθ0: the weights before training are those of another
+    initialisation random weights  θ0 + noise of the norm of Δθ, tensor by tensor
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ class AuditOptions:
 
     n: int | None = option(
         None,
-        help="How many training points there were, if you know; auto tries what the weights suggest.",
+        help="How many training points there were, if you know; auto tries what the weights "
+        "suggest.",
         least=1,
         most=10**8,
         hint="give the number of training points, or auto",
@@ -25,7 +26,8 @@ class AuditOptions:
     budget: str = option("10m", help="Time to spend, for instance 90s, 10m or 1h.")
     memory: str | None = option(
         None,
-        help="Memory to stay within, for instance 8GB; auto is all that the machine has. Kept by estimates, not "
+        help="Memory to stay within, for instance 8GB; auto is all that the machine has. Kept by "
+        "estimates, not "
         "enforced.",
     )
     seed: int = option(

@@ -1,14 +1,18 @@
-"""An audit: settings tried one after the other within a time budget, then the best of them on null victims.
+"""An audit: settings tried one after the other within a time budget, then the best of them on null
+victims.
 
-1. The last layer alone with n = rank ΔW_1: the cheapest, and fewer examples than inputs have almost always that rank.
-   Where nobody said which activation the network has and ReLU fails, the same with others.
+1. The last layer alone with n = rank ΔW_1: the cheapest, and fewer examples than inputs have almost
+   always that rank. Where nobody said which activation the network has and ReLU fails, the same
+   with others.
 2. All layers with as many points.
-3. The last layer with n from the residual, for more examples than that; and all layers with the n it finds.
+3. The last layer with n from the residual, for more examples than that; and all layers with the n
+   it finds.
 4. The best of these from other random starts.
-5. Null victims (`nulls.py`), attacked as the best was: how many points would be called where there are none.
+5. Null victims (`nulls.py`), attacked as the best was: how many points would be called where there
+   are none.
 
-What is not worth its time (`forecast.py`) is left out, and no setting takes more than its share of what is left. It
-stops as soon as every point is called. Nothing here sees the truth.
+What is not worth its time (`forecast.py`) is left out, and no setting takes more than its share of
+what is left. It stops as soon as every point is called. Nothing here sees the truth.
 """
 
 from __future__ import annotations
@@ -39,17 +43,20 @@ from recollect.victim.victim import Victim
 _SHARE_FOR_NULLS = 0.25
 """Share of the time budget that is kept for null victims."""
 _NULL_PATIENCE, _NULL_MIN_SECONDS = 4.0, 5.0
-"""A null run may take this many times as long as the attack it is compared with, and at least so many seconds."""
+"""A null run may take this many times as long as the attack it is compared with, and at least so
+many seconds."""
 _RANDOM_STARTS = 3
 _SHARE_OF_SETTING = 0.6
-"""Share of the remaining time that one setting may take: the next may be the one that finds the data."""
+"""Share of the remaining time that one setting may take: the next may be the one that finds the
+data."""
 _SHARE_OF_GUESS = 0.07
 """The same for a guess at the activation."""
 _WITHHELD_CONFIDENCE = 0.7
 """When attempts are compared, points that are withheld count with this confidence at most."""
 _ACTIVATIONS = ("relu", "tanh", "gelu", "silu", "leaky-relu", "sigmoid", "elu", "softplus")
 _PLAINLY = 0.1
-"""Another activation than the assumed one must leave less than this share unexplained of what that one does."""
+"""Another activation than the assumed one must leave less than this share unexplained of what that
+one does."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +165,10 @@ def run_audit(
 ) -> Outcome:
     """Attack within `budget` seconds and `memory` bytes (None: what the machine has).
 
-    n None: as many points as the weights suggest. The memory limit is kept by choosing algorithms whose estimates fit;
-    it is not enforced. `past` is read off the victim unless given. Weight decay is undone. No point is called where
-    training biases what is found, where an attack was cut off, and where the attack's confidence was not calibrated.
+    n None: as many points as the weights suggest. The memory limit is kept by choosing algorithms
+    whose estimates fit; it is not enforced. `past` is read off the victim unless given. Weight
+    decay is undone. No point is called where training biases what is found, where an attack was cut
+    off, and where the attack's confidence was not calibrated.
     """
     if not budget > 0:
         raise OptionError(
@@ -274,7 +282,8 @@ def _settings(
 
 
 def _other_activations(victim: Victim, attempts: list[Attempt]) -> Iterator[Setting]:
-    """The setting just tried with each other activation, where nobody said which one it is and this one fails."""
+    """The setting just tried with each other activation, where nobody said which one it is and this
+    one fails."""
     tried, network = attempts[-1], victim.network
     if tried.found is None or not isinstance(network, MLP) or not network.assumed:
         return
@@ -312,7 +321,8 @@ def _try(
     deadline: float,
     withhold: tuple[str, ...] = (),
 ) -> Attempt:
-    """Run a setting until the deadline. `withhold`: reasons why none of its points may be called."""
+    """Run a setting until the deadline. `withhold`: reasons why none of its points may be
+    called."""
     began = time.monotonic()
 
     def failed(why: str) -> Attempt:

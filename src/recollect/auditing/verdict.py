@@ -1,13 +1,14 @@
 """From points to an answer: which are called recovered, and what that makes of the whole.
 
-    exposed                     half of the points or more were read back
-    partly exposed              some were, more than chance would call; or many lie where points of null victims do not
-    not exposed within budget   none was, by these settings in this time: that is no proof of safety
-    cannot be judged            the method does not fit this model, or what it finds in null victims looks no different
+    exposed                     half of the points or more were read back partly exposed
+    some were, more than chance would call; or many lie where points of null victims do not not
+    exposed within budget   none was, by these settings in this time: that is no proof of safety
+    cannot be judged            the method does not fit this model, or what it finds in null victims
+    looks no different
 
-A point is called recovered if its confidence (`attacks/exact/confidence.py`) is at least `CALLED` and it is not withheld:
-it is then taken to lie within a tenth of a training point. Of points with a confidence of `LIKELY` or more about half do,
-and almost no point of a null victim reaches that.
+A point is called recovered if its confidence (`attacks/exact/confidence.py`) is at least `CALLED`
+and it is not withheld: it is then taken to lie within a tenth of a training point. Of points with a
+confidence of `LIKELY` or more about half do, and almost no point of a null victim reaches that.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from recollect.victim.mlp import MLP
 from recollect.victim.victim import Victim
 
 CALLED = 0.8
-"""Chosen on victims whose data are known and on null victims (`benchmarks/calibration.py`, docs/audit.md)."""
+"""Chosen on victims whose data are known and on null victims (`benchmarks/calibration.py`,
+docs/audit.md)."""
 LIKELY = 0.6
 FALSE_CALLS = 0.01
 """Of points found in null victims, the share that is called at most."""
@@ -45,7 +47,9 @@ class Verdict(Enum):
 ANSWERS = {
     Verdict.EXPOSED: "Training data can be read out of these weights.",
     Verdict.PARTLY: "Some training data can be read out of these weights, closely or roughly.",
-    Verdict.NOT_FOUND: "No training data were found in these weights, by this method and in this time.",
+    Verdict.NOT_FOUND: (
+        "No training data were found in these weights, by this method and in this time."
+    ),
     Verdict.UNKNOWN: "This audit cannot tell.",
 }
 
@@ -73,7 +77,8 @@ def caveats(victim: Victim) -> list[Finding]:
             Finding(
                 Severity.LIMITS,
                 "the network is not a plain MLP",
-                "confidence was tested on MLPs alone, and is too high in others: no point is called recovered, and the "
+                "confidence was tested on MLPs alone, and is too high in others: no point is "
+                "called recovered, and the "
                 "verdict is at most partly exposed",
                 "give --truth to learn how many of the points are right",
             )
@@ -99,7 +104,8 @@ def judge(
     likely: int = 0,
     null_likely: int = 0,
 ) -> Verdict:
-    """Of n points `recovered` were called and `likely` came near it; of points of null victims likewise."""
+    """Of n points `recovered` were called and `likely` came near it; of points of null victims
+    likewise."""
     if null_called and float(binom.sf(null_called - 1, null_points, FALSE_CALLS)) < _TOO_MANY:
         return Verdict.UNKNOWN
     if recovered >= _MOST * n:

@@ -1,4 +1,5 @@
-"""`recollect`: parse, call, print. Exit codes: 0 done, 1 the run failed, 2 bad usage or bad input, 130 interrupted."""
+"""`recollect`: parse, call, print. Exit codes: 0 done, 1 the run failed, 2 bad usage or bad input,
+130 interrupted."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from recollect.errors import RecollectError, RecollectWarning
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command. Every way it can end is a line for a person and an exit code; a traceback is a defect."""
+    """Run one command. Every way it can end is a line for a person and an exit code; a traceback is
+    a defect."""
     if not callable(signal.getsignal(signal.SIGTERM)):
         signal.signal(
             signal.SIGTERM, signal.default_int_handler
@@ -61,7 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
         if not is_out_of_memory(error):
             raise
         return _fail(
-            "expected the run to fit in memory, got out of memory; use fewer points, a smaller --width, "
+            "expected the run to fit in memory, got out of memory; use fewer points, a smaller "
+            "--width, "
             "--parameters last, or --device cpu if this was a GPU",
             1,
         )
@@ -70,7 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except OSError as error:
         return _fail(
-            f"expected files that can be read and written, got: {error.strerror or error}; check the paths",
+            f"expected files that can be read and written, got: {error.strerror or error}; check "
+            "the paths",
             2,
         )
 

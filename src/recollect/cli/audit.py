@@ -36,7 +36,8 @@ def audit(
     out
         Folder for report.html, audit.json and what was reconstructed.
     truth
-        A .safetensors or .npz file that holds the training `inputs`, to score against. The attack never sees it.
+        A .safetensors or .npz file that holds the training `inputs`, to score against. The attack
+        never sees it.
     """
     from recollect.auditing.call import prepare
     from recollect.auditing.verdict import caveats
@@ -123,6 +124,7 @@ def _pair(paths: tuple[Path, ...]) -> tuple[Path | None, Path]:
     if len(found) != 2:
         got = " ".join(map(str, paths)) or "nothing"
         raise OptionError(
-            f"expected two checkpoints INIT TRAINED, or a folder with both, got {got}; give one of those"
+            f"expected two checkpoints INIT TRAINED, or a folder with both, got {got}; give one of "
+            "those"
         )
     return found[0], found[1]

@@ -31,7 +31,8 @@ def lemma(
     width: Count | None = None,
     json: Json = False,
 ) -> int:
-    """Two of ε, δ and the width: the third, so that |k_p − k_∞| ≤ ε everywhere with probability 1 − δ.
+    """Two of ε, δ and the width: the third, so that |k_p − k_∞| ≤ ε everywhere with probability 1 −
+    δ.
 
     Example: recollect bounds lemma --activation tanh --dim 10 --epsilon 0.1 --delta 0.05
 
@@ -56,7 +57,8 @@ def lemma(
     if [epsilon, delta, width].count(None) != 1:
         given = {"--epsilon": epsilon, "--delta": delta, "--width": width}
         raise OptionError(
-            f"expected two of --epsilon, --delta and --width, got {_named(given)}; give two, the third is the answer"
+            f"expected two of --epsilon, --delta and --width, got {_named(given)}; give two, the "
+            "third is the answer"
         )
     log_epsilon = None if epsilon is None else _log("--epsilon", epsilon)
     log_delta = None if delta is None else _log("--delta", delta)
@@ -107,9 +109,11 @@ def theorem(
     separation: float | None = None,
     json: Json = False,
 ) -> int:
-    """The width from which every training point has a reconstructed one within Δ, with probability 1 − δ.
+    """The width from which every training point has a reconstructed one within Δ, with probability
+    1 − δ.
 
-    Example: recollect bounds theorem --dim 2 --alpha 3 --alpha-hat 3 --c 0.5 --delta 0.05 --separation 1
+    Example: recollect bounds theorem --dim 2 --alpha 3 --alpha-hat 3 --c 0.5 --delta 0.05
+    --separation 1
 
     Parameters
     ----------
@@ -118,7 +122,8 @@ def theorem(
     alpha
         ‖α‖₁ of θ* = Φᵀα; `recollect train --victim rf` writes it.
     alpha_hat
-        ‖α̂‖₁ of what was found. It depends on the width: give what an attack found, or a bound you trust.
+        ‖α̂‖₁ of what was found. It depends on the width: give what an attack found, or a bound you
+        trust.
     c
         min |α_i|.
     delta
@@ -130,7 +135,8 @@ def theorem(
     log10_constant
         Its logarithm, where it is too large to write.
     separation
-        Δ, the distance between training points: C is then bounded from above by an explicit g_j (dimensions 2 and 3).
+        Δ, the distance between training points: C is then bounded from above by an explicit g_j
+        (dimensions 2 and 3).
     """
     return _theorem(
         dim,
@@ -160,9 +166,11 @@ def corollary(
     separation: float | None = None,
     json: Json = False,
 ) -> int:
-    """The theorem for data in r of d dimensions: r instead of d, and the separation scaled by √(r/d).
+    """The theorem for data in r of d dimensions: r instead of d, and the separation scaled by
+    √(r/d).
 
-    Example: recollect bounds corollary --dim 60 --rank 2 --alpha 3 --alpha-hat 3 --c 0.5 --delta 0.05 --separation 5
+    Example: recollect bounds corollary --dim 60 --rank 2 --alpha 3 --alpha-hat 3 --c 0.5 --delta
+    0.05 --separation 5
 
     Parameters
     ----------
@@ -242,7 +250,8 @@ def _theorem(
     else:
         if log10_constant is not None and not abs(log10_constant) <= _LARGEST:
             raise OptionError(
-                f"expected --log10-constant between −{_LARGEST:g} and {_LARGEST:g}, got {log10_constant:g}; "
+                f"expected --log10-constant between −{_LARGEST:g} and {_LARGEST:g}, got "
+                f"{log10_constant:g}; "
                 "give the logarithm of C, not C"
             )
         log_constant = (

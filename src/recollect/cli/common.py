@@ -1,4 +1,5 @@
-"""What several commands share: the app, shared options, and finding the victim. Nothing here imports torch."""
+"""What several commands share: the app, shared options, and finding the victim. Nothing here
+imports torch."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ app = App(
     name="recollect",
     version=_version,
     suppress_keyboard_interrupt=False,
-    help="Read training data back out of a network's weights, to audit your own models. Start with: recollect demo",
+    help="Read training data back out of a network's weights, to audit your own models. Start "
+    "with: recollect demo",
 )
 Flag = Parameter(negative="")
 
@@ -61,7 +63,8 @@ def load_victim(paths: tuple[Path, ...], network: NetworkOptions) -> Victim:
     if len(found) != 2:
         got = " ".join(map(str, paths)) or "nothing"
         raise OptionError(
-            f"expected a folder that `recollect train` made, or two checkpoints INIT TRAINED, got {got}; give one "
+            "expected a folder that `recollect train` made, or two checkpoints INIT TRAINED, got "
+            f"{got}; give one "
             "of those"
         )
     init, trained = found
@@ -88,7 +91,8 @@ def network_options(flags: Mapping[str, Any]) -> NetworkOptions:
 
 
 def build_model(name: str | None) -> nn.Module | None:
-    """`package.module:factory`, looked for in the current folder too. The code it names is run: it is the caller's."""
+    """`package.module:factory`, looked for in the current folder too. The code it names is run: it
+    is the caller's."""
     if name is None:
         return None
     from torch import nn
@@ -98,18 +102,21 @@ def build_model(name: str | None) -> nn.Module | None:
         model = make()
     except Exception as error:  # whatever the caller's code does
         raise OptionError(
-            f"expected {name} to make a model without arguments, got {type(error).__name__}: {error}; wrap it in a "
+            f"expected {name} to make a model without arguments, got {type(error).__name__}: "
+            f"{error}; wrap it in a "
             "function that needs none"
         ) from None
     if not isinstance(model, nn.Module):
         raise OptionError(
-            f"expected {name} to return a torch.nn.Module, got {type(model).__name__}; return the model"
+            f"expected {name} to return a torch.nn.Module, got {type(model).__name__}; return the "
+            "model"
         )
     return model
 
 
 def announce_svd(terminal: Terminal, victim: Victim) -> None:
-    """The decomposition of ΔW1 cannot report how far it is. Where it takes seconds, say at least what is going on."""
+    """The decomposition of ΔW1 cannot report how far it is. Where it takes seconds, say at least
+    what is going on."""
     first = victim.network.first
     shape = () if first is None else tuple(victim.theta_f[first.weight].shape)
     if math.prod(shape) > 4_000_000:

@@ -28,7 +28,8 @@ _PATIENCE = 2.0
 
 
 class Terminal:
-    """When `json` is set, all that is for people goes to stderr: stdout holds one JSON object and nothing else."""
+    """When `json` is set, all that is for people goes to stderr: stdout holds one JSON object and
+    nothing else."""
 
     def __init__(self, *, json: bool = False) -> None:
         self._json = json

@@ -1,4 +1,5 @@
-"""Flags from options: one flag for each option of some classes, with the option's own help and check."""
+"""Flags from options: one flag for each option of some classes, with the option's own help and
+check."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from recollect.options import Option, parsed, schema
 def flags(name: str, *sources: type | Mapping[str, Option]) -> Any:
     """A dataclass with one field for each option, None where the flag was not given.
 
-    As a parameter `Annotated[flags(…), Parameter(name="*")]` of a command, its fields become flags of the command.
+    As a parameter `Annotated[flags(…), Parameter(name="*")]` of a command, its fields become flags
+    of the command.
     """
     found: dict[str, Option] = {}
     for source in sources:
@@ -40,7 +42,8 @@ def given(flags: Any, *, only: Iterable[str] | type | None = None) -> dict[str, 
 
 
 def _type(option: Option) -> Any:
-    """What the help shows as the type of the flag. Words that a number may also be stand in the help sentence."""
+    """What the help shows as the type of the flag. Words that a number may also be stand in the
+    help sentence."""
     if option.kind in (bool, int, float):
         return option.kind | None
     return Literal[option.allowed] | None if option.allowed else str | None

@@ -32,7 +32,8 @@ def inspect(
     flags: Annotated[Flags, Flatten] = Flags(),  # type: ignore[valid-type]
     json: Json = False,
 ) -> int:
-    """Look at two checkpoints before spending anything: what moved, the rank of ΔW1, equations, time and memory.
+    """Look at two checkpoints before spending anything: what moved, the rank of ΔW1, equations,
+    time and memory.
 
     Example: recollect inspect run     or: recollect inspect init.safetensors trained.safetensors
 

@@ -22,7 +22,8 @@ def demo(
     flags: Annotated[DemoFlags, Flatten] = DemoFlags(),  # type: ignore[valid-type]
     json: Json = False,
 ) -> int:
-    """Train on 20 built-in photographs, read them back from the weights, and write a report: a quarter of a minute.
+    """Train on 20 built-in photographs, read them back from the weights, and write a report: a
+    quarter of a minute.
 
     Example: recollect demo --out demo
 
@@ -77,7 +78,8 @@ def train(
         else f"after {done.steps} steps of {done.learning_rate:.3g}"
     )
     terminal.say(
-        f"{done.victim.describe()}: mean squared error {done.mse:.1e} {how}, {done.seconds:.1f} s. Written to {out}."
+        f"{done.victim.describe()}: mean squared error {done.mse:.1e} {how}, {done.seconds:.1f} s. "
+        f"Written to {out}."
     )
     terminal.answer({**facts, "out": str(out)})
     return 0

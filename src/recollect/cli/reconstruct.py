@@ -50,7 +50,8 @@ class RunOptions:
     )
     attack: str | None = option(
         None,
-        help="exact: Levenberg–Marquardt in stages. projection: the paper's attack. Or package.module:Class, an attack "
+        help="exact: Levenberg–Marquardt in stages. projection: the paper's attack. Or "
+        "package.module:Class, an attack "
         "of your own. auto: exact, or projection where --solver gd or lm is given.",
     )
     seed: int = option(
@@ -67,7 +68,8 @@ class RunOptions:
 
 
 def _attack_flags() -> dict[str, Any]:
-    """The options of all built-in attacks; `--solver` also takes auto, another name for the exact attack."""
+    """The options of all built-in attacks; `--solver` also takes auto, another name for the exact
+    attack."""
     found = attack_options()
     solver = found["solver"]
     return {**found, "solver": replace(solver, nullable=True, default=AUTO)}
@@ -86,7 +88,8 @@ def reconstruct(
     resume: bool = True,
     json: Json = False,
 ) -> int:
-    """Find the inputs whose gradients span the change of the weights. Opens the two checkpoints and nothing else.
+    """Find the inputs whose gradients span the change of the weights. Opens the two checkpoints and
+    nothing else.
 
     Example: recollect reconstruct run --n 20 --out run/found
     or: recollect reconstruct INIT TRAINED --n 20 --out found
@@ -100,8 +103,8 @@ def reconstruct(
     set
         NAME=VALUE: an option of an attack of your own. May be given several times.
     from_
-        A reconstruct.json: run the same again, to the same bits. Code that it names (--model, --attack) runs only if
-        you name it again.
+        A reconstruct.json: run the same again, to the same bits. Code that it names (--model,
+        --attack) runs only if you name it again.
     resume
         Go on from the checkpoint in --out if it is of the same run.
     """
@@ -119,7 +122,8 @@ def reconstruct(
         clash += [str(path) for path in paths]
         if clash:
             raise OptionError(
-                f"expected --from with --out, --model and --attack alone, got {clash[0]} as well; the record decides: "
+                f"expected --from with --out, --model and --attack alone, got {clash[0]} as well; "
+                "the record decides: "
                 "leave it out"
             )
         paths, said, tuning = repeated(from_, said)
@@ -173,13 +177,15 @@ def named_attack(said: Mapping[str, Any], more: list[str]) -> Attack:
     if name in ATTACKS:
         if more:
             raise OptionError(
-                f"expected --set with an attack of your own, got it with --attack {name}; use the flags of its options"
+                f"expected --set with an attack of your own, got it with --attack {name}; use the "
+                "flags of its options"
             )
         for other in said:
             if other not in (*schema(ATTACKS[name]), "attack", "solver"):
                 chooser, choices = home(other, "attack", ATTACKS)
                 raise OptionError(
-                    f"expected {_attack_flags()[other].flag} with --{chooser} {' or '.join(choices)}, got it with "
+                    f"expected {_attack_flags()[other].flag} with --{chooser} "
+                    f"{' or '.join(choices)}, got it with "
                     f"--attack {name}; leave one of them out"
                 )
         return build_attack({**said, "attack": name})
@@ -211,19 +217,22 @@ def repeated(
     options, files = facts.get("options"), facts.get("files")
     if facts.get("schema") != 2 or not isinstance(options, dict) or not isinstance(files, list):
         raise FileError(
-            f"expected a reconstruct.json of schema 2 at {record}, got another; run `recollect reconstruct` with the "
+            f"expected a reconstruct.json of schema 2 at {record}, got another; run `recollect "
+            "reconstruct` with the "
             "same options instead"
         )
     if "audit" in options:
         raise FileError(
-            f"expected a record of `recollect reconstruct` at {record}, got one of an audit; run the audit again"
+            f"expected a record of `recollect reconstruct` at {record}, got one of an audit; run "
+            "the audit again"
         )
     for name in ("model", "attack"):
         wanted = options.get(name)
         code = isinstance(wanted, str) and wanted not in (*ATTACKS, "auto")
         if code and said.get(name) != wanted:
             raise OptionError(
-                f"expected --{name} {wanted} to be given again, got {said.get(name) or 'nothing'}; the record names "
+                f"expected --{name} {wanted} to be given again, got {said.get(name) or 'nothing'}; "
+                "the record names "
                 "code, which runs only if you name it too"
             )
         if not code and name in said and said[name] != wanted:
@@ -236,7 +245,8 @@ def repeated(
         )
         if not isinstance(path, str) or file_hash(Path(path)) != sha:
             raise FileError(
-                f"expected the file {path} that this run was made from, got another or none; put it back, or run "
+                f"expected the file {path} that this run was made from, got another or none; put "
+                "it back, or run "
                 "`recollect reconstruct` on what is there"
             )
     paths = options.get("checkpoints")
@@ -261,7 +271,8 @@ def _tuning(facts: Mapping[str, Any]) -> Tuning:
         return Tuning(**values)
     except TypeError:
         raise FileError(
-            "expected the tuning of this version's exact attack in the record, got another; run it by hand"
+            "expected the tuning of this version's exact attack in the record, got another; run it "
+            "by hand"
         ) from None
 
 
@@ -279,14 +290,20 @@ def _tell(terminal: Terminal, found: Reconstruction, out: Path) -> None:
         doubtful = int((found.confidence < 0.5).sum())
         if doubtful:
             terminal.say(
-                f"{doubtful} of {len(found.confidence)} points are doubtful (confidence below 0.5): do not trust those."
+                f"{doubtful} of {len(found.confidence)} points are doubtful (confidence below "
+                "0.5): do not trust those."
             )
-        else:
+        elif not found.withheld:
             sign = "" if found.signs_settled else ", up to its sign"
             least = float(found.confidence.min())
             terminal.say(
                 f"The weights hold every point{sign}; the least confidence is {least:.2g}."
             )
+    for withheld in found.withheld:
+        terminal.say(
+            f"{len(withheld.points)} of {len(found.inputs)} points must not be taken for recovered "
+            f"because {withheld.why}."
+        )
     for sentence in found.notes:
         terminal.say(f"· {sentence}")
     terminal.say(f"Written to {out}. See: recollect report {out}")
@@ -300,5 +317,6 @@ def _protect(paths: tuple[Path, ...], out: Path) -> None:
     for path in paths:
         if path.resolve() in ours:
             raise OptionError(
-                f"expected --out elsewhere than beside {path}, got a folder where it would be overwritten"
+                f"expected --out elsewhere than beside {path}, got a folder where it would be "
+                "overwritten"
             )

@@ -28,15 +28,20 @@ def evaluate(folder: Folder, *, truth: TruthFile, json: Json = False) -> int:
     terminal = Terminal(json=json)
     score = score_of(read_record(folder), read_truth(truth).inputs)
     chance = score.chance
+    median, worst = float(score.errors.median()), float(score.errors.max())
+
+    def level(name: str) -> str:
+        return f"{chance[name]:.3f}   (up to sign {chance[f'{name}_up_to_sign']:.3f})"
+
     terminal.table(
         {
             "ρ": f"{score.rho:.4f}   (missed {score.missed}, spurious {score.spurious})",
             "ρ up to sign": f"{score.rho_up_to_sign:.4f}",
             "ρ to the closest": f"{score.rho_closest:.4f}",
-            "errors": f"median {float(score.errors.median()):.4f}, worst {float(score.errors.max()):.4f}",
+            "errors": f"median {median:.4f}, worst {worst:.4f}",
             "recovered": f"{score.recovered:.0%} of the points, with an error below 0.1",
-            "chance, sphere": f"{chance['sphere']:.3f}   (up to sign {chance['sphere_up_to_sign']:.3f})",
-            "chance, span of the data": f"{chance['span']:.3f}   (up to sign {chance['span_up_to_sign']:.3f})",
+            "chance, sphere": level("sphere"),
+            "chance, span of the data": level("span"),
             "other true points": f"{chance['other_points']:.3f}"
             if "other_points" in chance
             else "–",
@@ -48,7 +53,8 @@ def evaluate(folder: Folder, *, truth: TruthFile, json: Json = False) -> int:
 
 @app.command
 def report(folder: Folder, *, truth: TruthFile | None = None, json: Json = False) -> int:
-    """Write DIR/report.html: one self-contained page, with the truth beside the reconstruction where it is given.
+    """Write DIR/report.html: one self-contained page, with the truth beside the reconstruction
+    where it is given.
 
     Example: recollect report run/found --truth run/truth.safetensors
     """
@@ -61,7 +67,8 @@ def report(folder: Folder, *, truth: TruthFile | None = None, json: Json = False
     terminal = Terminal(json=json)
     if (folder / "audit.json").exists():
         raise OptionError(
-            f"expected a folder that `reconstruct` made, got that of an audit, {folder}, whose report this would "
+            f"expected a folder that `reconstruct` made, got that of an audit, {folder}, whose "
+            "report this would "
             "replace; open its report.html"
         )
     record = read_record(folder)

@@ -42,7 +42,8 @@ def sweep(
     device: Device = "auto",
     json: Json = False,
 ) -> int:
-    """Run every job of a plan that is not done yet. Stop it as you like: the same command goes on where it stopped.
+    """Run every job of a plan that is not done yet. Stop it as you like: the same command goes on
+    where it stopped.
 
     Example: recollect sweep plans/quick.toml --out quick
 
@@ -103,7 +104,8 @@ def sweep(
 
 @app.command
 def export(folder: Path, *, out: Path, json: Json = False) -> int:
-    """Write the results of a sweep as one table: a row a job, in an order of its own; times in columns *_seconds.
+    """Write the results of a sweep as one table: a row a job, in an order of its own; times in
+    columns *_seconds.
 
     Example: recollect export quick --out quick.csv
 
@@ -143,11 +145,12 @@ def figure(
     device: Device = "auto",
     json: Json = False,
 ) -> int:
-    """Make a figure of the paper, with the runs it needs: NAME.png, NAME.svg and their table, NAME.csv.
+    """Make a figure of the paper, with the runs it needs: NAME.png, NAME.svg and their table,
+    NAME.csv.
 
-    spectrum and synthetic are the two halves of Figure 2, images is Figure 1, depth Figure 3, parameters Figure 4;
-    appendix, grid (two images a class), n10 and n100 are of the appendix or beyond the paper; guarantees puts the
-    bounds of the theory beside measurements.
+    spectrum and synthetic are the two halves of Figure 2, images is Figure 1, depth Figure 3,
+    parameters Figure 4; appendix, grid (two images a class), n10 and n100 are of the appendix or
+    beyond the paper; guarantees puts the bounds of the theory beside measurements.
 
     Example: recollect figure synthetic --quick --out figures
 
@@ -162,7 +165,8 @@ def figure(
     table
         Draw from these tables, which `export` made, instead of running anything.
     runs
-        Draw from what a sweep has done in this folder, instead of running anything: pictures too, which no table holds.
+        Draw from what a sweep has done in this folder, instead of running anything: pictures too,
+        which no table holds.
     workers
         Processes at once; as many as cores, or as GPUs, unless given.
     data
@@ -232,7 +236,8 @@ def figure(
 
 @app.command
 def claims(*tables: Path, out: Path, json: Json = False) -> int:
-    """Test the claims of the paper's Results and appendix on tables that `export` made; writes a page of Markdown.
+    """Test the claims of the paper's Results and appendix on tables that `export` made; writes a
+    page of Markdown.
 
     Example: recollect claims synthetic.csv cifar10.csv --out claims.md
 
@@ -274,7 +279,8 @@ def _run(
     slots: int,
     keep_victims: bool,
 ) -> tuple[int, dict[str, Any]]:
-    """The exit code (0 all is done, 1 something failed, 130 interrupted), and what there is to say in JSON."""
+    """The exit code (0 all is done, 1 something failed, 130 interrupted), and what there is to say
+    in JSON."""
     from recollect.study.perform import Task
     from recollect.study.sweep import Sweep
 
@@ -295,7 +301,8 @@ def _run(
     except KeyboardInterrupt:
         done = sum(store.has(job) for job in jobs)
         terminal.note(
-            f"recollect: interrupted; {done} of {len(jobs)} jobs are done: run the same command to go on"
+            f"recollect: interrupted; {done} of {len(jobs)} jobs are done: run the same command to "
+            "go on"
         )
         return 130, {"jobs": len(jobs), "done": done, "interrupted": True}
     for job, error in failures.items():
@@ -408,7 +415,8 @@ def _reserved(engine: str, device: str, cpus: float, gpus: float | None) -> floa
     """GPUs that Ray reserves for a job."""
     if engine == "local" and (gpus is not None or cpus != 1.0):
         raise OptionError(
-            "expected --cpus-per-job and --gpus-per-job with --engine ray, got local; leave them out"
+            "expected --cpus-per-job and --gpus-per-job with --engine ray, got local; leave them "
+            "out"
         )
     wanted = (1.0 if device == "cuda" else 0.0) if gpus is None else gpus
     for name, value in (("--cpus-per-job", cpus), ("--gpus-per-job", wanted)):
@@ -418,7 +426,8 @@ def _reserved(engine: str, device: str, cpus: float, gpus: float | None) -> floa
             )
     if device == "cpu" and wanted:
         raise OptionError(
-            f"expected no GPUs with --device cpu, got --gpus-per-job {wanted:g}; leave one of them out"
+            f"expected no GPUs with --device cpu, got --gpus-per-job {wanted:g}; leave one of them "
+            "out"
         )
     return wanted
 

@@ -19,7 +19,8 @@ class Finding:
     consequence: str
     remedy: str
     misfit: bool = False
-    """Whether the method does not fit what made these weights: what is not found then tells nothing."""
+    """Whether the method does not fit what made these weights: what is not found then tells
+    nothing."""
 
     def __str__(self) -> str:
         return f"{self.seen}: {self.consequence}; {self.remedy}"

@@ -1,11 +1,14 @@
-"""What Δθ itself tells of how it came about: weight decay, noise, rounding, other optimisers, a θ0 of another run.
+"""What Δθ itself tells of how it came about: weight decay, noise, rounding, other optimisers, a θ0
+of another run.
 
-Gradient descent without any of these leaves ΔW_1 = Σ_t Σ_i b_it x_iᵀ: of the rank of the data, but for rounding. What
-lies outside is the trace of something else. Decay at a rate λ shrinks what was there before,
+Gradient descent without any of these leaves ΔW_1 = Σ_t Σ_i b_it x_iᵀ: of the rank of the data, but
+for rounding. What lies outside is the trace of something else. Decay at a rate λ shrinks what was
+there before,
 
     θf = (1 − c)θ0 + (what gradients added),   1 − c = Π_t (1 − η_t λ),
 
-so outside the span of the data ΔW_1 is −c W_1⁰; c is read off there, and Δθ + cθ0 is made of gradients alone.
+so outside the span of the data ΔW_1 is −c W_1⁰; c is read off there, and Δθ + cθ0 is made of
+gradients alone.
 """
 
 from __future__ import annotations
@@ -22,18 +25,22 @@ from recollect.shapes import Float, Tensor
 from recollect.victim.victim import Victim
 
 _DECAY_COSINE = 0.5
-"""Between −ΔW_1 and W_1⁰ outside the data: 0.97 and more with decay, below 0.05 for all else that was tried."""
+"""Between −ΔW_1 and W_1⁰ outside the data: 0.97 and more with decay, below 0.05 for all else that
+was tried."""
 _MOSTLY_GONE = 0.5
-"""Of θ0. At c = 0.22 points come back as they do without decay, at 0.92 with a bias that no confidence sees."""
+"""Of θ0. At c = 0.22 points come back as they do without decay, at 0.92 with a bias that no
+confidence sees."""
 _ALL_GONE = 0.95
 """Of θ0: where a θ0 of another run is subtracted, all of it seems to be gone."""
 _RELATED = 0.5
 _FAR = 0.5
 _FLAT = 0.3
-"""The smallest singular value of noise is near σ(√p − √d), that of data many orders below the largest."""
+"""The smallest singular value of noise is near σ(√p − √d), that of data many orders below the
+largest."""
 _EVEN = 0.58
-"""(mean |Δ|)²/mean Δ² over the entries of ΔW_1: 0.49 to 0.53 for gradient descent, 0.61 to 0.85 for Adam with few steps
-(0.54 with many: not every trace of it is seen), 0.64 for Gaussian noise, 1 for signs."""
+"""(mean |Δ|)²/mean Δ² over the entries of ΔW_1: 0.49 to 0.53 for gradient descent, 0.61 to 0.85 for
+Adam with few steps (0.54 with many: not every trace of it is seen), 0.64 for Gaussian noise, 1 for
+signs."""
 _LEVELS = 256
 
 
@@ -45,12 +52,14 @@ class History:
 
     @property
     def fits(self) -> bool:
-        """Whether Δθ can be a combination of gradients at its ends; if not, what is not found tells nothing."""
+        """Whether Δθ can be a combination of gradients at its ends; if not, what is not found tells
+        nothing."""
         return not any(finding.misfit for finding in self.findings)
 
     @property
     def biased(self) -> bool:
-        """Whether points come out at a distance from the data that their confidence knows nothing of."""
+        """Whether points come out at a distance from the data that their confidence knows nothing
+        of."""
         return self.decay > _MOSTLY_GONE
 
 
@@ -68,11 +77,14 @@ def history(victim: Victim) -> History:
         findings.append(
             Finding(
                 Severity.LIMITS,
-                f"outside the span of the data the first layer shrank by {decay:.2g} of itself: weight decay",
-                "it was undone, as if every tensor had shrunk alike; where one had not, part of its change is not made "
+                f"outside the span of the data the first layer shrank by {decay:.2g} of itself: "
+                "weight decay",
+                "it was undone, as if every tensor had shrunk alike; where one had not, part of "
+                "its change is not made "
                 "of gradients"
                 + (
-                    ", and so little is left of the start that points come out with errors of 0.1 to 0.3: none is "
+                    ", and so little is left of the start that points come out with errors of 0.1 "
+                    "to 0.3: none is "
                     "called recovered, however firm it is"
                     if decay > _MOSTLY_GONE
                     else ""
@@ -118,7 +130,8 @@ def weight_decay(victim: Victim) -> float:
     W0, floor = victim.theta_0[first.weight].double(), rounding(victim.theta_f[first.weight])
     decay, cosine = 0.0, 0.0
     for _ in range(20):
-        # The directions in which least is left once decay is undone: the better c is known, the freer of data they are.
+        # The directions in which least is left once decay is undone: the better c is known, the
+        # freer of data they are.
         _, s, Vh = torch.linalg.svd(delta + decay * W0, full_matrices=False)
         rank, _, found = gap_rule(s, delta.shape, floor)
         right = Vh[rank if found else len(s) // 2 :].T
@@ -148,7 +161,8 @@ def _relation(victim: Victim) -> tuple[list[Finding], bool]:
             Finding(
                 Severity.LIMITS,
                 f"the two checkpoints have little in common (cosine {cosine:.2f})",
-                "the one is not where the training of the other started, or training (or weight decay) went far beyond "
+                "the one is not where the training of the other started, or training (or weight "
+                "decay) went far beyond "
                 "what its gradients at either end explain",
                 "give the checkpoint from before the first step",
                 misfit=True,
@@ -169,7 +183,8 @@ def _relation(victim: Victim) -> tuple[list[Finding], bool]:
 
 
 def _grid(victim: Victim) -> str:
-    """float16, bfloat16 or few levels, where every trained matrix holds nothing else; "" where it does."""
+    """float16, bfloat16 or few levels, where every trained matrix holds nothing else; "" where it
+    does."""
     tensors = [
         victim.theta_f[name] for name in victim.network.trained if victim.theta_f[name].dim() >= 2
     ]
@@ -218,7 +233,8 @@ def _outside(victim: Victim, *, named: bool) -> list[Finding]:
             Finding(
                 Severity.LIMITS,
                 f"the first layer's change holds noise of {sigma:.1e} in every entry",
-                "it was added in training or to the weights, or left by coarse arithmetic; points are found no better "
+                "it was added in training or to the weights, or left by coarse arithmetic; points "
+                "are found no better "
                 "than it allows",
                 "nothing to do: noise is a defence, and this audit says how far it goes",
             )
@@ -232,9 +248,11 @@ def _outside(victim: Victim, *, named: bool) -> list[Finding]:
         return [
             Finding(
                 Severity.LIMITS,
-                f"the entries of the first layer's change are more alike in size than gradients are ({even:.2f}, "
+                "the entries of the first layer's change are more alike in size than gradients "
+                f"are ({even:.2f}, "
                 "gradient descent leaves about 0.52)",
-                "an optimiser rescaled them one by one (Adam, RMSprop, signs); Δθ is then no combination of gradients, "
+                "an optimiser rescaled them one by one (Adam, RMSprop, signs); Δθ is then no "
+                "combination of gradients, "
                 "and the method does not fit",
                 "expect little, and do not take a failure for safety",
                 misfit=True,

@@ -1,4 +1,5 @@
-"""What the two checkpoints tell before anything is spent: what moved, the rank of ΔW_1, equations against unknowns."""
+"""What the two checkpoints tell before anything is spent: what moved, the rank of ΔW_1, equations
+against unknowns."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ def inspect(
     """
     if not isinstance(victim, Victim):
         if trained is None:
-            raise OptionError("expected a victim, or weights before and after training, got one; give both")
+            raise OptionError(
+                "expected a victim, or weights before and after training, got one; give both"
+            )
         victim = load(victim, trained, activation=activation, model=model, input_shape=input_shape)
     try:
         found: Spectrum | None = spectrum(victim)
@@ -138,12 +141,14 @@ def _expectations(
         said.append(missing or "")
     elif not found.found:
         said.append(
-            f"the spectrum of ΔW1 shows no gap: the data fill all {found.rank} directions, or rounding hides the "
+            f"the spectrum of ΔW1 shows no gap: the data fill all {found.rank} directions, or "
+            "rounding hides the "
             "gap; give --rank if you know it"
         )
     elif found.gap < 10:
         said.append(
-            f"the gap in the spectrum of ΔW1 is small ({found.gap:.1f}×): rank {found.rank} is likely, and rounding "
+            f"the gap in the spectrum of ΔW1 is small ({found.gap:.1f}×): rank {found.rank} is "
+            "likely, and rounding "
             "in training blurs the subspace"
         )
     else:
@@ -162,8 +167,12 @@ def _expectations(
 _SIGNS = {
     Parity.NONE: "the network tells a point from its negative",
     Parity.LINEAR: (
-        "two layers of ReLU without bias barely tell x from −x: signs come back only with points that are exact"
+        "two layers of ReLU without bias barely tell x from −x: signs come back only with points "
+        "that are exact"
     ),
     Parity.EVEN: "the network answers x and −x alike: the sign of a point cannot be found",
-    Parity.ODD: "the network answers −x with the negative of its answer to x: the sign of a point cannot be found",
+    Parity.ODD: (
+        "the network answers −x with the negative of its answer to x: the sign of a point cannot "
+        "be found"
+    ),
 }

@@ -1,6 +1,8 @@
-"""Û: the right singular vectors of ΔW_1 (Alg. 2, step 2), and the rank r from the gap in its spectrum.
+"""Û: the right singular vectors of ΔW_1 (Alg. 2, step 2), and the rank r from the gap in its
+spectrum.
 
-The rows of every update of W_1 lie in the span of the inputs, so ΔW_1 has the rank of the data, but for rounding.
+The rows of every update of W_1 lie in the span of the inputs, so ΔW_1 has the rank of the data, but
+for rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from recollect.victim.victim import Victim
 MINIMUM_GAP = 2.0
 """A smaller step in the spectrum is within what full-rank data show."""
 ROUNDINGS = 1e3
-"""As many times the error of storing the weights once is what training in their precision may leave."""
+"""As many times the error of storing the weights once is what training in their precision may
+leave."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,15 @@ class Spectrum:
         r = self.rank if rank is None else rank
         if not 1 <= r <= self.right.shape[1]:
             raise OptionError(
-                f"expected --rank between 1 and {self.right.shape[1]}, got {r}; ΔW1 has no more directions"
+                f"expected --rank between 1 and {self.right.shape[1]}, got {r}; ΔW1 has no more "
+                "directions"
             )
         return self.right[:, :r].contiguous()
 
 
 _KNOWN: WeakKeyDictionary[Victim, Spectrum] = WeakKeyDictionary()
-"""An audit asks for it at every setting, and at width 8000 the SVD takes longer than some of them."""
+"""An audit asks for it at every setting, and at width 8000 the SVD takes longer than some of
+them."""
 
 
 def spectrum(victim: Victim) -> Spectrum:
@@ -87,7 +92,8 @@ def _decompose(victim: Victim) -> Spectrum:
         )
     if not delta.any():
         raise VictimError(
-            "expected training to have moved the first layer, got ΔW1 = 0; use --space full or --basis FILE"
+            "expected training to have moved the first layer, got ΔW1 = 0; use --space full or "
+            "--basis FILE"
         )
     _, s, Vh = torch.linalg.svd(delta, full_matrices=False)
     floor = rounding(victim.theta_f[first.weight])
@@ -100,12 +106,13 @@ def gap_rule(
 ) -> tuple[int, float, bool]:
     """(rank, gap, whether there is one) from descending singular values of a matrix of `shape`.
 
-    A step counts only if it stands out from what follows: let t be the largest value after it over the edge that the
-    Marchenko–Pastur law gives for the root mean square of the rest. For pure noise t is about 1, for rounding noise,
-    which is larger in rows with larger weights, about 2; the step must be larger than t³. The spectrum of real images
-    has large steps near its top as well, but there the rest falls steeply, and t³ exceeds the step. Where the rest is
-    as small as many roundings may leave it, t² will do: steps that are rounded alike, one after the other, add up in
-    few directions.
+    A step counts only if it stands out from what follows: let t be the largest value after it over
+    the edge that the Marchenko–Pastur law gives for the root mean square of the rest. For pure
+    noise t is about 1, for rounding noise, which is larger in rows with larger weights, about 2;
+    the step must be larger than t³. The spectrum of real images has large steps near its top as
+    well, but there the rest falls steeply, and t³ exceeds the step. Where the rest is as small as
+    many roundings may leave it, t² will do: steps that are rounded alike, one after the other, add
+    up in few directions.
     """
     s = s.double().cpu().clamp_min(max(floor, torch.finfo(torch.float64).tiny))
     gaps = s[:-1] / s[1:]
@@ -132,7 +139,8 @@ def rounding(W: Tensor) -> float:
 
 
 def check_basis(U: Tensor, d: int) -> Float[Tensor, "d r"]:
-    """A basis the user hands over: d×r, orthonormalised if its columns are independent but not orthonormal."""
+    """A basis the user hands over: d×r, orthonormalised if its columns are independent but not
+    orthonormal."""
     if U.dim() != 2 or U.shape[0] != d or not 1 <= U.shape[1] <= d:
         raise OptionError(
             f"expected a basis U of shape [{d}, r] with r ≤ {d}, got {list(U.shape)}; save U as d×r"
@@ -146,7 +154,8 @@ def check_basis(U: Tensor, d: int) -> Float[Tensor, "d r"]:
     diagonal = R.diagonal().abs()
     if not diagonal.min() > 1e-10 * diagonal.max():
         raise OptionError(
-            f"expected {U.shape[1]} independent columns in the basis U, got fewer; remove the dependent ones"
+            f"expected {U.shape[1]} independent columns in the basis U, got fewer; remove the "
+            "dependent ones"
         )
     orthonormal: Tensor = Q
     return orthonormal

@@ -1,7 +1,8 @@
-"""All that keeps two checkpoints from being audited, or makes less of it: every reason at once, each with a remedy.
+"""All that keeps two checkpoints from being audited, or makes less of it: every reason at once,
+each with a remedy.
 
-Reading ends at the first error; a person who must mend a file wants all of them. So nothing here raises: what stops an
-audit is a finding like any other, and the victim is there if nothing does.
+Reading ends at the first error; a person who must mend a file wants all of them. So nothing here
+raises: what stops an audit is a finding like any other, and the victim is there if nothing does.
 """
 
 from __future__ import annotations
@@ -93,19 +94,22 @@ _QUANTISED = Finding(
     Severity.STOPS,
     "the weights are quantised",
     "what training changed is below their resolution, or in scales that are not weights",
-    "audit the weights before quantisation; to learn what quantised weights give away, dequantise them to floats",
+    "audit the weights before quantisation; to learn what quantised weights give away, dequantise "
+    "them to floats",
 )
 _OPTIMISER = Finding(
     Severity.LIMITS,
     "an optimiser's running averages lie beside the weights",
-    "training was not plain gradient descent: Δθ is a combination of gradients that were rescaled entry by entry",
+    "training was not plain gradient descent: Δθ is a combination of gradients that were rescaled "
+    "entry by entry",
     "publish without them; expect less than this method finds for plain gradient descent",
     misfit=True,
 )
 _BATCH_NORM = Finding(
     Severity.LIMITS,
     "there are BatchNorm layers",
-    "while they trained, each gradient depended on its whole batch; here the network is taken as it is in evaluation "
+    "while they trained, each gradient depended on its whole batch; here the network is taken as "
+    "it is in evaluation "
     "mode",
     "read what is not found with that in mind",
 )
@@ -120,7 +124,8 @@ _SPOKEN: tuple[tuple[re.Pattern[str], Finding], ...] = (
     (re.compile(r"(^|\.)(exp_avg|exp_avg_sq|exp_inf|square_avg)$"), _OPTIMISER),
     (re.compile(r"running_mean$|num_batches_tracked$"), _BATCH_NORM),
 )
-"""What names tell. A `momentum_buffer` alone is no finding: sums of gradients stay sums of gradients."""
+"""What names tell. A `momentum_buffer` alone is no finding: sums of gradients stay sums of
+gradients."""
 _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[str], Finding]], ...] = (
     ((nn.modules.batchnorm._BatchNorm,), lambda name: _BATCH_NORM),
     (
@@ -128,7 +133,8 @@ _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[str], Finding]], ...
         lambda name: Finding(
             Severity.LIMITS,
             f"there is dropout ({name})",
-            "training saw other random parts of the network at each step; gradients here are of the whole",
+            "training saw other random parts of the network at each step; gradients here are of "
+            "the whole",
             "read what is not found with that in mind",
         ),
     ),
@@ -146,7 +152,8 @@ _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[str], Finding]], ...
         lambda name: Finding(
             Severity.LIMITS,
             f"there is a layer that has no rule here ({name})",
-            "gradients of all layers take conjugate gradients, and the search is the paper's gradient descent",
+            "gradients of all layers take conjugate gradients, and the search is the paper's "
+            "gradient descent",
             "the last layer is attacked as usual",
         ),
     ),
@@ -180,7 +187,8 @@ def _of_names(checkpoint: Checkpoint) -> Iterable[Finding]:
 
 
 def _of_tensors(checkpoint: Checkpoint) -> Iterable[Finding]:
-    """Tensors that cannot be used, the first few of each file; precision that was lost before anybody looked."""
+    """Tensors that cannot be used, the first few of each file; precision that was lost before
+    anybody looked."""
     path, state = checkpoint.path, checkpoint.tensors
     unusable, integers = [], False
     for name, tensor in state.items():
@@ -221,7 +229,9 @@ def _of_rules(victim: Victim) -> Iterable[Finding]:
     if untapped := victim.network.untapped:
         yield Finding(
             Severity.LIMITS,
-            f"some layers have no rule here ({', '.join(untapped[:_SHOWN])}{', …' if len(untapped) > _SHOWN else ''})",
-            "gradients of all layers take conjugate gradients, and the search is the paper's gradient descent",
+            "some layers have no rule here "
+            f"({', '.join(untapped[:_SHOWN])}{', …' if len(untapped) > _SHOWN else ''})",
+            "gradients of all layers take conjugate gradients, and the search is the paper's "
+            "gradient descent",
             "the last layer is attacked as usual",
         )

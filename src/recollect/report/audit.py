@@ -14,44 +14,53 @@ from recollect.truth.metrics import RECOVERED
 
 _MEANING = {
     Verdict.EXPOSED: (
-        "Whoever has these weights and those from before training can repeat what was done here, without any of your "
+        "Whoever has these weights and those from before training can repeat what was done here, "
+        "without any of your "
         "data. Treat publishing the two as publishing the training inputs."
     ),
     Verdict.PARTLY: (
-        "Whoever has these weights and those from before training can repeat what was done here. Others of your "
+        "Whoever has these weights and those from before training can repeat what was done here. "
+        "Others of your "
         "inputs may come out with more time or better methods."
     ),
     Verdict.NOT_FOUND: (
-        "This shows what one method did not find in the time it had. It is no proof that the data are safe: more time, "
+        "This shows what one method did not find in the time it had. It is no proof that the data "
+        "are safe: more time, "
         "knowledge of the data, or another method may find more."
     ),
     Verdict.UNKNOWN: (
-        "The method does not fit this model, it had too little time, or what it finds in null victims looks no "
+        "The method does not fit this model, it had too little time, or what it finds in null "
+        "victims looks no "
         "different. What was seen is listed below."
     ),
 }
 _ADVICE = {
     Verdict.EXPOSED: (
-        "Do not publish the weights from before training, nor the seed that made them: this method needs them.",
+        "Do not publish the weights from before training, nor the seed that made them: this method "
+        "needs them.",
         "Train with differential privacy: it gives a guarantee, which no audit can.",
-        "Use a narrower network or more data: with fewer weights than the data have numbers nothing can be solved for.",
+        "Use a narrower network or more data: with fewer weights than the data have numbers "
+        "nothing can be solved for.",
         "After any change, audit again: whether it helped is to be measured.",
     ),
     Verdict.NOT_FOUND: (
         "Keep the weights from before training to yourself all the same: it costs nothing.",
-        "Audit again with more time (--budget), with the number of training points (--n), and after every change of "
+        "Audit again with more time (--budget), with the number of training points (--n), and "
+        "after every change of "
         "how the model is trained.",
         "For a guarantee, train with differential privacy: no audit can give one.",
     ),
     Verdict.UNKNOWN: (
         "Do not take this for safety: nothing was learned about the data.",
-        "Mend what the findings name and audit again; where the method does not fit, another has to answer.",
+        "Mend what the findings name and audit again; where the method does not fit, another has "
+        "to answer.",
         "For a guarantee, train with differential privacy: no audit can give one.",
     ),
 }
 _ADVICE[Verdict.PARTLY] = _ADVICE[Verdict.EXPOSED]
 _NOT_IN_WEIGHTS = (
-    "What a state dict does not say can hide data from this audit: the activation (--activation), dropout, the "
+    "What a state dict does not say can hide data from this audit: the activation (--activation), "
+    "dropout, the "
     "optimiser. If any of them is not as assumed, say so or read the verdict with that in mind."
 )
 
@@ -97,7 +106,7 @@ def render_audit(done: Audit) -> str:
         "trace": None if record is None else loss_trace(record.trace.tolist()),
         "spectrum": None
         if record is None or record.singular_values is None
-        else spectrum_plot(record.singular_values.tolist(), int(record.facts.get("rank", 1))),
+        else spectrum_plot(record.singular_values.tolist(), record.facts.get("rank")),
         "errors": None
         if score is None
         else error_plot(score.errors.tolist(), RECOVERED, score.chance.get("span")),
@@ -120,13 +129,16 @@ def _summary(done: Audit) -> str:
     if done.score is not None:
         recovered, right = done.right()
         return (
-            f"{recovered} of {len(done.score.errors)} training inputs were read back with an error below "
-            f"{RECOVERED:g}{sign}. Without the truth {called} of {len(calls)} candidates would be called recovered; "
+            f"{recovered} of {len(done.score.errors)} training inputs were read back with an error "
+            "below "
+            f"{RECOVERED:g}{sign}. Without the truth {called} of {len(calls)} candidates would be "
+            "called recovered; "
             f"{right} of them are."
         )
     likely = 0 if outcome.best is None else outcome.best.likely
     if done.verdict is Verdict.PARTLY and likely > called:
-        rest = f" {likely - called} more are held as points of null victims are not: many are near one."
+        more = likely - called
+        rest = f" {more} more are held as points of null victims are not: many are near one."
     elif called and done.verdict is Verdict.NOT_FOUND:
         rest = " That is no more than chance would call."
     else:
@@ -134,8 +146,12 @@ def _summary(done: Audit) -> str:
     for why in dict.fromkeys(withheld.why for withheld in found.withheld):
         rest += f" No point is called recovered because {why}."
     if not outcome.nulls:
-        rest += " No null victim was attacked in the time: how often the method errs on this model is not known."
+        rest += (
+            " No null victim was attacked in the time: how often the method errs on this model is "
+            "not known."
+        )
     return (
-        f"{called} of {len(calls)} candidates are held so firmly by the weights that each is very likely a training "
+        f"{called} of {len(calls)} candidates are held so firmly by the weights that each is very "
+        "likely a training "
         f"input{sign}.{rest}"
     )

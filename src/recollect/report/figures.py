@@ -53,19 +53,22 @@ def loss_trace(trace: Sequence[float]) -> str:
     return _svg(draw)
 
 
-def spectrum_plot(singular_values: Sequence[float], rank: int) -> str:
-    """Singular values of ΔW1, those of the subspace used in colour."""
+def spectrum_plot(singular_values: Sequence[float], rank: int | None) -> str:
+    """Singular values of ΔW1; those of the subspace that was used in colour, where that is known."""
     values = np.asarray(singular_values, dtype=float)
-    shown = min(len(values), max(2 * rank + 10, 40))
+    shown = min(len(values), max(2 * (rank or 0) + 10, 40))
     values = values[:shown]
     index = np.arange(1, len(values) + 1)
 
     def draw(axes: Axes) -> None:
+        axes.set(**_log(values > 0, "yscale"), xlabel="index", ylabel="singular value of ΔW1")
+        if rank is None:
+            axes.scatter(index[values > 0], values[values > 0], s=12, color=_INK, alpha=0.6)
+            return
         inside = (index <= rank) & (values > 0)
         outside = (index > rank) & (values > 0)
         axes.scatter(index[inside], values[inside], s=12, color=_BLUE, label=f"used: {rank}")
         axes.scatter(index[outside], values[outside], s=12, color=_INK, alpha=0.6, label="left out")
-        axes.set(**_log(values > 0, "yscale"), xlabel="index", ylabel="singular value of ΔW1")
         axes.legend(frameon=False)
 
     return _svg(draw)

@@ -58,7 +58,7 @@ def render(record: Record, truth: Truth | None, score: Score | None) -> str:
         "trace": loss_trace(record.trace.tolist()),
         "spectrum": None
         if record.singular_values is None
-        else spectrum_plot(record.singular_values.tolist(), int(record.facts.get("rank", 1))),
+        else spectrum_plot(record.singular_values.tolist(), record.facts.get("rank")),
         "errors": None
         if score is None
         else error_plot(score.errors.tolist(), RECOVERED, score.chance.get("span")),
@@ -91,8 +91,8 @@ def _sentence(text: str) -> str:
 def image_pairs(
     record: Record, truth: Truth | None, score: Score | None, most: int | None = None
 ) -> list[Pair]:
-    """Image by image, best first, `most` at most; without truth, the recovered ones by confidence. Empty for
-    non-images."""
+    """Image by image, best first, `most` at most; without truth, the recovered ones by confidence.
+    Empty for non-images."""
     if truth is None or score is None:
         shape, sure = record.image_shape or guess_shape(record.inputs.shape[1]), record.confidence
         if shape is None:
@@ -135,22 +135,34 @@ def hidden(record: Record, score: Score | None) -> int:
     return max(0, (len(record.inputs) if score is None else len(score.matching.found)) - SHOWN)
 
 
+def _held(record: Record) -> str:
+    """How many candidates the weights hold firmly, without those that must not be counted."""
+    if record.confidence is None:
+        return ""
+    firm = record.confidence >= 0.5
+    for points in record.withheld.values():
+        firm[[point for point in points if 0 <= point < len(firm)]] = False
+    left_out = "".join(
+        f" {len(set(points))} are not counted because {why}."
+        for why, points in record.withheld.items()
+    )
+    return f" The weights hold {int(firm.sum())} of them firmly.{left_out}"
+
+
 def summary(record: Record, score: Score | None) -> str:
     """One sentence that claims no more than was seen."""
     if score is None:
-        held = (
-            ""
-            if record.confidence is None
-            else f" The weights hold {int((record.confidence >= 0.5).sum())} of them firmly."
-        )
         return (
-            f"{len(record.inputs)} candidates were found.{held} Without the training data nobody can say from this "
-            "page which of them are real: "
-            "compare them with your data, or give it with --truth."
+            f"{len(record.inputs)} candidates were found.{_held(record)} Without the training data "
+            "nobody can say from this page which of them are real: compare them with your data, or "
+            "give it with --truth."
         )
     n = len(score.errors)
     recovered = round(score.recovered * n)
-    sentence = f"{recovered} of {n} training points were read back from the weights with an error below {RECOVERED:g}."
+    sentence = (
+        f"{recovered} of {n} training points were read back from the weights with an error below "
+        f"{RECOVERED:g}."
+    )
     lucky = score.chance["span_recovered"]
     if lucky > 0.005:
         sentence += f" Guessing within the span of the data would have found {lucky:.0%} of them."

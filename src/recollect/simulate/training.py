@@ -1,14 +1,16 @@
-"""Training the victim: full-batch gradient descent to a target mean squared error (P-train), or the closed form.
+"""Training the victim: full-batch gradient descent to a target mean squared error (P-train), or the
+closed form.
 
     ½Σ loss:  ½ Σ_ik (f_k(x_i; θ) − y_ik)²          mean loss:  1/(nc) Σ_ik (f_k(x_i; θ) − y_ik)²
 
-Near interpolation the loss Hessian is s·GᵀG, with s = 1 for the sum and 2/(nc) for the mean. It shares its largest
-eigenvalue with s·GGᵀ, the tangent kernel, and gradient descent is stable below the step 2/λmax.
+Near interpolation the loss Hessian is s·GᵀG, with s = 1 for the sum and 2/(nc) for the mean. It
+shares its largest eigenvalue with s·GGᵀ, the tangent kernel, and gradient descent is stable below
+the step 2/λmax.
 
-Every update of W_1 is made of the inputs, W_1 = W_1⁰ + C Uᵀ with U a basis of their span, and W_1 x = (W_1 U)(Uᵀx): n
-points in d ≫ n dimensions are therefore trained on as n points in n dimensions, the first layer at n/d of its price,
-and C Uᵀ is added to W_1⁰ at the end. Not so in float32, where the rounding of every step, which leaves the span, is
-part of the victim.
+Every update of W_1 is made of the inputs, W_1 = W_1⁰ + C Uᵀ with U a basis of their span, and W_1 x
+= (W_1 U)(Uᵀx): n points in d ≫ n dimensions are therefore trained on as n points in n dimensions,
+the first layer at n/d of its price, and C Uᵀ is added to W_1⁰ at the end. Not so in float32, where
+the rounding of every step, which leaves the span, is part of the victim.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _CHECK = 10
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredError:
-    """`mean` over all n·c outputs, or half the `sum` of squares: the two losses of the paper's text."""
+    """`mean` over all n·c outputs, or half the `sum` of squares: the two losses of the paper's
+    text."""
 
     reduction: str = "mean"
 
@@ -57,7 +60,8 @@ class SquaredError:
 
 @dataclass(frozen=True, kw_only=True)
 class FullBatchDescent:
-    """θ ← θ − η∇L. `learning_rate` None: one tenth of the stability limit at θ0, well inside the lazy regime."""
+    """θ ← θ − η∇L. `learning_rate` None: one tenth of the stability limit at θ0, well inside the
+    lazy regime."""
 
     learning_rate: float | None = None
     max_steps: int = 200_000
@@ -67,7 +71,8 @@ class FullBatchDescent:
             math.isfinite(self.learning_rate) and self.learning_rate > 0
         ):
             raise OptionError(
-                f"expected --learning-rate auto or a positive number, got {self.learning_rate}; use auto"
+                f"expected --learning-rate auto or a positive number, got {self.learning_rate}; "
+                "use auto"
             )
         if self.max_steps < 1:
             raise OptionError(
@@ -119,7 +124,8 @@ def train_network(
     tolerance: float = 1e-7,
     progress: Progress = quiet,
 ) -> Training:
-    """Gradient descent on the trained parameters, in the precision of θ0, to a mean squared error of `tolerance`."""
+    """Gradient descent on the trained parameters, in the precision of θ0, to a mean squared error
+    of `tolerance`."""
     loss, optimiser = loss or SquaredError(), optimiser or FullBatchDescent()
     check_tolerance(tolerance)
     started = time.perf_counter()
@@ -148,9 +154,11 @@ def train_network(
                     break
                 if not mse <= 1e3 * max(first, 1.0):
                     raise TrainingDiverged(
-                        f"expected the loss to fall, got a mean squared error of {mse:.3g} after {k} steps at "
+                        f"expected the loss to fall, got a mean squared error of {mse:.3g} after "
+                        f"{k} steps at "
                         f"--learning-rate {step:.3g}; "
-                        f"the stability limit is {2 / lambda_max:.3g}: use --learning-rate auto or a smaller step"
+                        f"the stability limit is {2 / lambda_max:.3g}: use --learning-rate auto or "
+                        "a smaller step"
                     )
                 report(k, f"mse {mse:.1e} → {tolerance:.0e}")
             gradients = torch.autograd.grad(
@@ -161,9 +169,11 @@ def train_network(
                     theta[name] -= step * slope
         else:
             raise TrainingDidNotConverge(
-                f"expected a mean squared error of {tolerance:g}, got {mse:.3g} after {optimiser.max_steps} steps "
+                f"expected a mean squared error of {tolerance:g}, got {mse:.3g} after "
+                f"{optimiser.max_steps} steps "
                 f"at --learning-rate {step:.3g} "
-                f"(stability limit {2 / lambda_max:.3g}); allow more --max-steps, a larger step, a larger "
+                f"(stability limit {2 / lambda_max:.3g}); allow more --max-steps, a larger step, a "
+                "larger "
                 "--tolerance, or a wider network"
             )
     theta_f = {name: tensor.detach() for name, tensor in theta.items()}
@@ -176,7 +186,8 @@ def train_network(
 
 
 def _span_of(network: Network, X: Float[Tensor, "n d"]) -> Float[Tensor, "d n"] | None:
-    """An orthonormal basis of the inputs, where training in it saves something and loses nothing."""
+    """An orthonormal basis of the inputs, where training in it saves something and loses
+    nothing."""
     n, d = X.shape
     if not isinstance(network, MLP) or 2 * n > d or X.dtype != torch.float64:
         return None
@@ -219,7 +230,8 @@ def tangent_kernel_norm(
             break
     if not (math.isfinite(estimate) and estimate > 0):
         raise TrainingDiverged(
-            f"expected a network that depends on its weights, got a tangent kernel of norm {estimate}; use a wider "
+            "expected a network that depends on its weights, got a tangent kernel of norm "
+            f"{estimate}; use a wider "
             "network or another --seed"
         )
     return estimate
@@ -228,7 +240,8 @@ def tangent_kernel_norm(
 def minimum_norm(
     network: MLP, theta_0: Theta, X: Float[Tensor, "n d"], Y: Float[Tensor, "n c"]
 ) -> Training:
-    """θ* = Φ⁺y = Φᵀ(ΦΦᵀ)⁻¹y (eq:theta_opt_value): where gradient descent from zero ends, without taking a step."""
+    """θ* = Φ⁺y = Φᵀ(ΦΦᵀ)⁻¹y (eq:theta_opt_value): where gradient descent from zero ends, without
+    taking a step."""
     started = time.perf_counter()
     last = network.last.weight
     dtype = theta_0[last].dtype
@@ -241,7 +254,8 @@ def minimum_norm(
     mse = float((network(theta_f, X.to(dtype)) - Y).square().mean())
     if not mse <= 1e-6 * max(1.0, float(Y.square().mean())):
         raise TrainingDidNotConverge(
-            f"expected random features to interpolate {len(X)} points, got a mean squared error of {mse:.3g} at "
+            f"expected random features to interpolate {len(X)} points, got a mean squared error of "
+            f"{mse:.3g} at "
             f"width {Phi.shape[1]}; use a larger --width"
         )
     lambda_max = float(torch.linalg.matrix_norm(Phi, 2).square())

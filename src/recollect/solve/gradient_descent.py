@@ -90,5 +90,6 @@ class GradientDescent:
 
 
 def paper_step(d: int) -> float:
-    """η = 20 for the paper's synthetic data (d = 60), 2000 for CIFAR-10 (d = 3072): decided by the dimension alone."""
+    """η = 20 for the paper's synthetic data (d = 60), 2000 for CIFAR-10 (d = 3072): decided by the
+    dimension alone."""
     return 20.0 if d <= 256 else 2000.0

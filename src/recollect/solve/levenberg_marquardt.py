@@ -1,6 +1,8 @@
-"""Levenberg–Marquardt on the variable projection: a few dozen steps where gradient descent takes ten thousand.
+"""Levenberg–Marquardt on the variable projection: a few dozen steps where gradient descent takes
+ten thousand.
 
-s = −(JᵀJ + λ·mean(diag JᵀJ)·I)⁻¹ g,   Z ← Π(Z + s) if that lowers the loss (then λ/5), else λ·4 and again.
+s = −(JᵀJ + λ·mean(diag JᵀJ)·I)⁻¹ g,   Z ← Π(Z + s) if that lowers the loss (then λ/5), else λ·4 and
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ if TYPE_CHECKING:  # options are read by the command line, which must not wait f
 
 _TRIES_PER_STEP = 20
 _MIN_DAMPING = 1e-8
-"""Below this, λ has the effect of zero. It must be able to grow back within the tries of one step."""
+"""Below this, λ has the effect of zero. It must be able to grow back within the tries of one
+step."""
 _STEPS_AT_REST = 3
 
 
@@ -34,7 +37,8 @@ class LevenbergMarquardt:
     damping
         λ of the first step.
     settled
-        A step that lowers the loss by a smaller share than this counts as rest; three in a row end the run.
+        A step that lowers the loss by a smaller share than this counts as rest; three in a row end
+        the run.
     """
 
     iterations: int = option(
@@ -107,7 +111,8 @@ def _exact(objective: Objective) -> ExactObjective:
 
     if not isinstance(objective, ExactObjective):
         raise OptionError(
-            "expected parameters whose normal equations can be formed with --solver lm, got others; use --solver gd, "
+            "expected parameters whose normal equations can be formed with --solver lm, got "
+            "others; use --solver gd, "
             "or --parameters last"
         )
     return objective

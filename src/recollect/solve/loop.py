@@ -1,11 +1,14 @@
-"""One loop for every solver. It owns stopping, best-so-far, non-finite values, progress, checkpoints and Ctrl-C.
+"""One loop for every solver. It owns stopping, best-so-far, non-finite values, progress,
+checkpoints and Ctrl-C.
 
-A solver says how to start and how to take one step. Nothing in an iteration waits for the device: a step that fails
-(a Gram that Cholesky could not factor, a point beyond the finite numbers) is undone by a select on the device, and
-the jitter climbs one rung for the steps to come. The loop looks at the numbers every `_CHECK` iterations, or when it
-is time to report; after each iteration of a solver that waits for the device anyway.
+A solver says how to start and how to take one step. Nothing in an iteration waits for the device: a
+step that fails (a Gram that Cholesky could not factor, a point beyond the finite numbers) is undone
+by a select on the device, and the jitter climbs one rung for the steps to come. The loop looks at
+the numbers every `_CHECK` iterations, or when it is time to report; after each iteration of a
+solver that waits for the device anyway.
 
-A run may hold several starts, stacked along a first dimension: they share their matrix products and nothing else.
+A run may hold several starts, stacked along a first dimension: they share their matrix products and
+nothing else.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ class Solver(Protocol):
 
     @property
     def capturable(self) -> bool:
-        """Whether a step never waits for the device, so that the loop need not look after each one either."""
+        """Whether a step never waits for the device, so that the loop need not look after each one
+        either."""
 
     def flops(self, objective: Objective, Z: Float[Tensor, "*s n r"]) -> float:
         """About how many operations a step takes."""
@@ -97,7 +101,8 @@ class Solver(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """A run at some iteration: enough to go on from there as if it had never stopped. All of it lies on the device."""
+    """A run at some iteration: enough to go on from there as if it had never stopped. All of it
+    lies on the device."""
 
     state: State
     best_Z: Float[Tensor, "*s n r"]
@@ -169,9 +174,9 @@ def minimise(
 ) -> tuple[Outcome, ...]:
     """Step until the tolerance, the last iteration, a singular Gram, the deadline or Ctrl-C.
 
-    Returns the best points that each start has met. Several starts end together: when one of them reaches the
-    tolerance, or when none can go on. `seconds` were spent on this run before it was interrupted. `deadline` is a
-    value of `time.monotonic()`.
+    Returns the best points that each start has met. Several starts end together: when one of them
+    reaches the tolerance, or when none can go on. `seconds` were spent on this run before it was
+    interrupted. `deadline` is a value of `time.monotonic()`.
     """
     if (
         kept := run.trace.shape[-1]
@@ -281,7 +286,8 @@ def _finish(objective: Objective, run: Run, ladder: Tensor, status: Status) -> l
 
 
 def captured(advance: Advance, run: Run) -> tuple[Advance, Run]:
-    """`advance` as a CUDA graph: one launch an iteration instead of some fifty. Works in place on a copy of `run`.
+    """`advance` as a CUDA graph: one launch an iteration instead of some fifty. Works in place on a
+    copy of `run`.
 
     Small problems are bound by launches: ten thousand steps at n = 100, p = 16,000
     take 2.5 s on an H200 this way and 16 s without.

@@ -158,7 +158,8 @@ def bounds_beside_measurements(
 def pictures(
     name: str, store: Store, jobs: Sequence[Job], sources: Mapping[str, str]
 ) -> dict[str, bytes]:
-    """For the first images of each class the closest of what was found (as the paper's caption has it), by width."""
+    """For the first images of each class the closest of what was found (as the paper's caption has
+    it), by width."""
     data = jobs[0].recipe.data(sources)
     if data.pixel_space is None:
         raise OptionError(

@@ -1,7 +1,8 @@
-"""The claims of the paper's Results and appendix, each with the measurement that tests it, from the table alone.
+"""The claims of the paper's Results and appendix, each with the measurement that tests it, from the
+table alone.
 
-A claim is a sentence of the paper, a rule, and what the rule makes of the figures: confirmed, qualified (in part, or
-for some settings), not confirmed, or not measured.
+A claim is a sentence of the paper, a rule, and what the rule makes of the figures: confirmed,
+qualified (in part, or for some settings), not confirmed, or not measured.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from recollect.study.table import Row, scored
 
 CONFIRMED, QUALIFIED, REFUTED, OPEN = "confirmed", "qualified", "not confirmed", "not measured"
 _CLOSE_RATIO = 1.25
-"""Two means of ρ are alike if they differ by less than this ratio, or by one standard deviation of the runs."""
+"""Two means of ρ are alike if they differ by less than this ratio, or by one standard deviation of
+the runs."""
 _GUESSING = 0.9
 """Of what guessing in the span scores: a mean above that is no better."""
 
@@ -46,9 +48,12 @@ def markdown(found: Sequence[tuple[Claim, Judgement]], runs: int, sources: Seque
     lines = [
         "# The paper's claims, tested",
         "",
-        f"Made by `recollect claims` from {runs} runs ({', '.join(sources)}); no line is written by hand.",
-        "ρ is the mean over training and reconstruction seeds, signed unless it says otherwise; runs of gradient",
-        "descent as the paper has it, and of `auto` where it is named. Two means are alike if they differ by less than",
+        f"Made by `recollect claims` from {runs} runs ({', '.join(sources)}); no line is written "
+        "by hand.",
+        "ρ is the mean over training and reconstruction seeds, signed unless it says otherwise; "
+        "runs of gradient",
+        "descent as the paper has it, and of `auto` where it is named. Two means are alike if they "
+        "differ by less than",
         f"a factor of {_CLOSE_RATIO} or by one standard deviation of their runs.",
         "",
         "| where | claim | how it is tested | measured | verdict |",
@@ -109,7 +114,8 @@ def _pairs(
 def _telling(
     pairs: dict[int, tuple[_Mean, _Mean]], rows: Sequence[Row]
 ) -> dict[int, tuple[_Mean, _Mean]]:
-    """Those in which one at least does better than guessing: that two fail alike says nothing of either."""
+    """Those in which one at least does better than guessing: that two fail alike says nothing of
+    either."""
     chance = _by_width(rows, "chance_span")
     return {
         width: (a, b)
@@ -135,7 +141,8 @@ def _share(good: int, of: int, *, figures: str, whole: bool = True) -> Judgement
 
 
 def _crossing(means: dict[int, _Mean], level: float) -> float | None:
-    """The width at which ρ falls below the level, between two widths by interpolation of logarithms."""
+    """The width at which ρ falls below the level, between two widths by interpolation of
+    logarithms."""
     widths = list(means)
     for left, right in itertools.pairwise(widths):
         a, b = means[left].value, means[right].value
@@ -213,7 +220,8 @@ def _five_layers(table: Sequence[Row]) -> Judgement:
             good, of = good + (deep.value < 0.5 * chance), of + 1
             ours = "" if auto is None else f", `auto` {auto.value:.3g}"
             told.append(
-                f"n = {n}, p = {width}: {deep.value:.3g} (2 layers {flat.value:.3g}{ours}; guessing {chance:.3g})"
+                f"n = {n}, p = {width}: {deep.value:.3g} (2 layers {flat.value:.3g}{ours}; "
+                f"guessing {chance:.3g})"
             )
     return _share(good, of, figures="; ".join(told))
 
@@ -231,7 +239,8 @@ def _moderate_and_large(table: Sequence[Row]) -> Judgement:
             good += pairs[large][0].value >= pairs[large][1].value
             of += 2
             told.append(
-                f"n = {n}, {depth} layers, all / last: {_told({w: pairs[w] for w in (small, large)})}"
+                f"n = {n}, {depth} layers, all / last: "
+                f"{_told({w: pairs[w] for w in (small, large)})}"
             )
     return _share(good, of, figures="; ".join(told))
 
@@ -392,13 +401,15 @@ CLAIMS = (
     Claim(
         "Results, Fig. 4",
         "At moderate widths all parameters help; at large ones the last layer is better.",
-        "Alg. 2: smaller ρ with all parameters at the smallest width, with the last layer at the largest.",
+        "Alg. 2: smaller ρ with all parameters at the smallest width, with the last layer at the "
+        "largest.",
         _moderate_and_large,
     ),
     Claim(
         "Results, Fig. 4",
         "The last layer is considerably faster.",
-        "Median seconds of a run at the largest width: a factor of 2 or more. (Here the Gram of all "
+        "Median seconds of a run at the largest width: a factor of 2 or more. (Here the Gram of "
+        "all "
         "layers is formed layer by layer; the paper's conjugate gradients are slower.)",
         _last_is_faster,
     ),
@@ -411,14 +422,17 @@ CLAIMS = (
     Claim(
         "Appendix",
         "Subspace methods do alike with the last layer and with both.",
-        "Mean ρ alike at every width, two layers (last / all). Widths at which both do no better than guessing do not "
+        "Mean ρ alike at every width, two layers (last / all). Widths at which both do no better "
+        "than guessing do not "
         "count.",
         _last_like_all,
     ),
     Claim(
         "Appendix",
-        "With both layers full space does as well as the subspace on CIFAR-10, and not on synthetic data.",
-        "Mean ρ alike at every width on CIFAR-10 (n = 10), and not alike on synthetic data (full / subspace). Widths "
+        "With both layers full space does as well as the subspace on CIFAR-10, and not on "
+        "synthetic data.",
+        "Mean ρ alike at every width on CIFAR-10 (n = 10), and not alike on synthetic data (full / "
+        "subspace). Widths "
         "at which both do no better than guessing do not count.",
         _full_like_subspace,
     ),

@@ -1,7 +1,8 @@
-"""Where tasks are carried out. An engine takes tasks and says of each how it ended; it decides nothing else.
+"""Where tasks are carried out. An engine takes tasks and says of each how it ended; it decides
+nothing else.
 
-`LocalEngine`: processes of this machine, each with its own share of the cores, and a GPU each where there are some.
-`RayEngine` (`ray_engine.py`): workers of a Ray cluster.
+`LocalEngine`: processes of this machine, each with its own share of the cores, and a GPU each where
+there are some. `RayEngine` (`ray_engine.py`): workers of a Ray cluster.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from recollect.study.perform import Task, perform
 
 @dataclass(frozen=True)
 class Ended:
-    """A task that is over: `error` None if it succeeded; `lost` if its worker died and it may not be to blame."""
+    """A task that is over: `error` None if it succeeded; `lost` if its worker died and it may not
+    be to blame."""
 
     task: Task
     error: str | None = None
@@ -66,9 +68,9 @@ class _Worker:
 class LocalEngine:
     """Processes that live as long as the engine; one that dies is replaced.
 
-    Each computes with so many threads and no more, one by default: jobs are many and small, results do not depend on
-    the number of cores, and workers do not fight for them. A task waits while the estimates of those under way leave
-    no memory for it.
+    Each computes with so many threads and no more, one by default: jobs are many and small, results
+    do not depend on the number of cores, and workers do not fight for them. A task waits while the
+    estimates of those under way leave no memory for it.
     """
 
     def __init__(
@@ -143,7 +145,8 @@ class LocalEngine:
 
 
 def work(pipe: Connection, threads: int, gpu: str | None, parent: int) -> None:
-    """The life of a local worker: take a task, say how it ended; end with the parent, however that ends."""
+    """The life of a local worker: take a task, say how it ended; end with the parent, however that
+    ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _end_with(parent)
     if gpu is not None:

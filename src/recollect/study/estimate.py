@@ -1,11 +1,13 @@
 """What a job will take: seconds and bytes, from sizes alone, before anything is trained.
 
-The cost of an attack is that of `attacks/cost.py`, for the sizes that the victim will have. Times are correct within a
-factor of about three; they order the work and say whether a plan takes minutes or days.
+The cost of an attack is that of `attacks/cost.py`, for the sizes that the victim will have. Times
+are correct within a factor of about three; they order the work and say whether a plan takes minutes
+or days.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -57,7 +59,8 @@ def training_cost(
 
 
 def attack_cost(job: Job, dimensions: Mapping[str, tuple[int, int]], machine: Machine) -> Estimate:
-    """What the attack of a job will take; of an attack that is not built in only what every job takes."""
+    """What the attack of a job will take; of an attack that is not built in only what every job
+    takes."""
     d, c = dimensions[dataset_key(job)]
     held = _WORKER_BYTES + 2.0 * _parameters(job, d, c) * (
         8 if job.recipe.dtype == "float64" else 4
@@ -76,7 +79,7 @@ def _sizes(job: Job, attack: Search, d: int, c: int) -> Sizes:
     depth = 2 if recipe.victim == "rf" else recipe.depth
     widths = (r, *[recipe.width] * (depth - 1), c)
     bias = int(recipe.bias)
-    layers = tuple((1, a + bias, b) for a, b in zip(widths, widths[1:], strict=False))
+    layers = tuple((1, a + bias, b) for a, b in itertools.pairwise(widths))
     last = attack.parameters == "last"
     moving = recipe.victim == "mlp"
     ends = attack.endpoints or (Endpoints.BOTH if isinstance(attack, Exact) else Endpoints.FINAL)
@@ -111,7 +114,8 @@ def dataset_key(job: Job) -> str:
 
 
 def dimensions(jobs: tuple[Job, ...], sources: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """d and c of every data set of the jobs; a data set that cannot be had fails here, before anything is run."""
+    """d and c of every data set of the jobs; a data set that cannot be had fails here, before
+    anything is run."""
     found: dict[str, tuple[int, int]] = {}
     for job in jobs:
         if dataset_key(job) not in found:

@@ -1,7 +1,8 @@
-"""The paper's figures, each from a table alone: ρ against size, with mean and standard deviation over seeds.
+"""The paper's figures, each from a table alone: ρ against size, with mean and standard deviation
+over seeds.
 
-As in the paper, the size is the number of last-layer parameters p^(L) = c·p. Beside its three methods stands `auto`,
-and a line for what guessing within the span of the data would score.
+As in the paper, the size is the number of last-layer parameters p^(L) = c·p. Beside its three
+methods stands `auto`, and a line for what guessing within the span of the data would score.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ LINES = (
     Line("True subspace", {"method": "true", "solver": "gd"}, "#009E73", "^"),
     Line("auto", {"method": "subspace", "solver": "auto"}, "#000000", "D"),
 )
-"""Colours of Okabe and Ito, told apart by people who see few colours; marks for print without any."""
+"""Colours of Okabe and Ito, told apart by people who see few colours; marks for print without
+any."""
 
 MEASURES = {"rho": "ρ", "rho_up_to_sign": "ρ up to sign"}
 _CHANCE = {"rho": "chance_span", "rho_up_to_sign": "chance_span_up_to_sign"}
@@ -69,7 +71,8 @@ class Panel:
         )
         if len(studies) > 1:
             raise OptionError(
-                f"expected runs on one data set in a panel, got {' and '.join(studies[:3])}; give tables of one study"
+                f"expected runs on one data set in a panel, got {' and '.join(studies[:3])}; give "
+                "tables of one study"
             )
         return rows
 
@@ -176,7 +179,8 @@ def _short(size: int) -> str:
 def spectral_decay(
     spectra: Mapping[int, Sequence[float]], rank: int, width: int
 ) -> dict[str, bytes]:
-    """Figure 2, left: the singular values of ΔW₁, a line a training seed; the data span `rank` dimensions."""
+    """Figure 2, left: the singular values of ΔW₁, a line a training seed; the data span `rank`
+    dimensions."""
     with rc_context(STYLE):
         figure = Figure(figsize=(5.4, 3.6), layout="constrained")
         axes = figure.subplots()

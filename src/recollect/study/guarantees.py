@@ -1,4 +1,5 @@
-"""Are the bounds honest? What the lemma and the theorem promise beside what is measured, on random features of tanh.
+"""Are the bounds honest? What the lemma and the theorem promise beside what is measured, on random
+features of tanh.
 
 deviation   sup |k_p − k_∞| over draws of the features, and the lemma's ε for the same p and δ
 failure     how often the supremum exceeds ε, and the lemma's δ
@@ -181,9 +182,11 @@ def _labels(n: int) -> Float[Tensor, "n 1"]:
 def _victim(
     n: int, d: int, r: int, p: int, seed: int
 ) -> tuple[Training, Float[Tensor, "n d"], Float[Tensor, "d r"]]:
-    """Random features of N(0, 1/d) and biases of N(0, 1); n points evenly apart as far as chance allows, labels ±1.
+    """Random features of N(0, 1/d) and biases of N(0, 1); n points evenly apart as far as chance
+    allows, labels ±1.
 
-    The points have a stream of their own: (d, r) and (r, r) have the same ones, but for a rotation and the radius.
+    The points have a stream of their own: (d, r) and (r, r) have the same ones, but for a rotation
+    and the radius.
     """
     of_points, of_space = stream("guarantee points", seed), stream("guarantee subspace", seed)
     U = torch.linalg.qr(torch.randn(d, r, generator=of_space, dtype=torch.float64))[0]
@@ -271,7 +274,8 @@ def _draw_deviation(axes: Axes, rows: Sequence[Row]) -> None:
         yscale="log",
         xlabel="width p",
         ylabel="sup |k$_p$ − k$_∞$|",
-        title=f"measured, and the lemma's ε (dashed)\nδ = {DELTA:g}, median and range of {draws} draws",
+        title=f"measured, and the lemma's ε (dashed)\nδ = {DELTA:g}, median and range of {draws} "
+        "draws",
     )
     axes.set_xticks(widths, [f"{p}" for p in widths])
     axes.minorticks_off()

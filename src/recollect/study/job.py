@@ -1,7 +1,8 @@
 """One run of a study: a victim (`Recipe`), an attack on it, and the seed of the attack.
 
-A job is named by a hash of what it is. Values that are the default are left out of the hash, so that an option added
-later, with the old behaviour as its default, does not rename the jobs of before.
+A job is named by a hash of what it is. Values that are the default are left out of the hash, so
+that an option added later, with the old behaviour as its default, does not rename the jobs of
+before.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from recollect.victim.victim import select
 _FORMAT = 1
 """Raised when the same job no longer means the same run."""
 _SPACE_OPTIONS = ("space", "rank", "basis")
-"""In a study `method` and `subspace_rank` stand for these: they may refer to what is known about the data."""
+"""In a study `method` and `subspace_rank` stand for these: they may refer to what is known about
+the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,14 @@ class StudyOptions:
 
     method: str = option(
         "subspace",
-        help="full: Algorithm 1. subspace: Algorithm 2. true: within the true subspace of the data.",
+        help="full: Algorithm 1. subspace: Algorithm 2. true: within the true subspace of the "
+        "data.",
         choices=("full", "subspace", "true"),
     )
     subspace_rank: int | str = option(
         "auto",
-        help="Rank of the subspace: known, as the paper has it; auto, by the gap rule; or a number.",
+        help="Rank of the subspace: known, as the paper has it; auto, by the gap rule; or a "
+        "number.",
         choices=("auto", "known"),
         least=1,
         most=10**8,
@@ -89,8 +93,8 @@ def study_schema() -> dict[str, Option]:
 class Job:
     """A victim, an attack and a seed.
 
-    `given` holds options of the attack by column: of a built-in one those that are not the default, of one that is the
-    user's code all that the plan gives.
+    `given` holds options of the attack by column: of a built-in one those that are not the default,
+    of one that is the user's code all that the plan gives.
     """
 
     recipe: Recipe
@@ -122,7 +126,8 @@ class Job:
 
     @cached_property
     def name(self) -> str:
-        """What has no effect on the result is left out: whether it is kept, a rank where there is no Û."""
+        """What has no effect on the result is left out: whether it is kept, a rank where there is
+        no Û."""
         options = _changed(self.study, StudyOptions)
         options.pop("keep_points", None)
         if self.study.method != "subspace":
@@ -136,8 +141,8 @@ class Job:
     def columns(self) -> dict[str, Any]:
         """The job as columns of a table; from them `of` makes it again.
 
-        Columns of the built-in attacks are empty for an attack that is the user's code: its options may share names
-        with theirs and mean something else.
+        Columns of the built-in attacks are empty for an attack that is the user's code: its options
+        may share names with theirs and mean something else.
         """
         recipe, study, given = words(self.recipe), words(self.study), dict(self.given)
         found = default_columns()
@@ -210,7 +215,8 @@ class Job:
         )
 
     def attack(self, basis: Float[Tensor, "d r"]) -> Attack:
-        """The attack. Of the data it gets the basis where the method is `true`, and the rank where that is known."""
+        """The attack. Of the data it gets the basis where the method is `true`, and the rank where
+        that is known."""
         method, rank = self.study.method, self.study.subspace_rank
         if method == "true":
             return self.attack_in(Basis(U=basis))
@@ -236,7 +242,8 @@ def _recipe_columns() -> frozenset[str]:
 
 
 def _settle_attack(study: dict[str, Any], given: dict[str, Any], solver: Any) -> None:
-    """One way to write each built-in attack: by its solver, `auto` for the exact one. Others' options are refused."""
+    """One way to write each built-in attack: by its solver, `auto` for the exact one. Others'
+    options are refused."""
     name = study.pop("attack", None)
     if name == "exact" and solver not in (None, AUTO):
         raise OptionError(
@@ -254,18 +261,21 @@ def _settle_attack(study: dict[str, Any], given: dict[str, Any], solver: Any) ->
         if option not in schema(ATTACKS[name]):
             chooser, choices = home(option, "attack", ATTACKS)
             raise OptionError(
-                f"expected {column} with {chooser} {' or '.join(choices)}, got it with attack {name}; leave one of "
+                f"expected {column} with {chooser} {' or '.join(choices)}, got it with attack "
+                f"{name}; leave one of "
                 "them out"
             )
 
 
 def _check_plain(given: Mapping[str, Any]) -> None:
-    """Options of the user's own attack are text, numbers and truth values, so that a job can be hashed and written."""
+    """Options of the user's own attack are text, numbers and truth values, so that a job can be
+    hashed and written."""
     for name, value in given.items():
         fine = isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
         if not fine:
             raise OptionError(
-                f"expected {name} to be text, a number or true or false, got {str(value)[:40]!r}; correct it"
+                f"expected {name} to be text, a number or true or false, got {str(value)[:40]!r}; "
+                "correct it"
             )
 
 

@@ -44,7 +44,8 @@ class Task:
 
     def __str__(self) -> str:
         job, recipe = self.job, self.job.recipe
-        what = f"{recipe.dataset}, n {recipe.n}, width {recipe.width}, depth {recipe.depth}, seed {recipe.seed}"
+        what = f"{recipe.dataset}, n {recipe.n}, width {recipe.width}, depth {recipe.depth}"
+        what += f", seed {recipe.seed}"
         if self.trains:
             return f"train on {what}"
         columns = job.columns()

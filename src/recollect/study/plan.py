@@ -10,7 +10,8 @@
     solver = "gd"
     method = ["full", "subspace", "true"]
 
-The names are those of `Job` and `Recipe` (`seed` of the victim is `training_seed`). A grid is the product of its lists.
+The names are those of `Job` and `Recipe` (`seed` of the victim is `training_seed`). A grid is the
+product of its lists.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from recollect.study.job import Job, study_schema
 _MOST = 20_000
 _LARGEST = 2**18
 _LONGEST = 2000
-"""Bytes of a plan and characters of a line: what a key of n parts takes, a.a.a and so on, grows with n²."""
+"""Bytes of a plan and characters of a line: what a key of n parts takes, a.a.a and so on, grows
+with n²."""
 
 
 def read_plan(path: Path) -> tuple[Job, ...]:
@@ -60,7 +62,8 @@ def expand(content: Mapping[str, Any], where: str = "the plan") -> tuple[Job, ..
     tables = isinstance(grids, list) and grids and all(isinstance(grid, dict) for grid in grids)
     if not tables or not isinstance(common, dict) or set(content) - {"common", "grid"}:
         raise FileError(
-            f"expected [[grid]] tables and perhaps [common] in {where}, got {', '.join(content) or 'nothing'}; "
+            f"expected [[grid]] tables and perhaps [common] in {where}, got "
+            f"{', '.join(content) or 'nothing'}; "
             "see plans/quick.toml"
         )
     jobs: dict[str, Job] = {}
@@ -94,6 +97,7 @@ def _values(name: str, value: Any, where: str) -> list[Any]:
     values = value if isinstance(value, list) else [value]
     if not values:
         raise FileError(
-            f"expected a value or a list of values for {name} in {where}, got an empty list; fill it in"
+            f"expected a value or a list of values for {name} in {where}, got an empty list; fill "
+            "it in"
         )
     return values

@@ -1,7 +1,9 @@
-"""Tasks on the workers of a Ray cluster: one that is there already, by its address, or one that is started here.
+"""Tasks on the workers of a Ray cluster: one that is there already, by its address, or one that is
+started here.
 
-Ray places a task where its CPUs, GPUs and estimated memory are free, and waits while they are not. A task whose worker
-or node goes is handed back as lost. The folder of the sweep must be visible to every node under the same path.
+Ray places a task where its CPUs, GPUs and estimated memory are free, and waits while they are not.
+A task whose worker or node goes is handed back as lost. The folder of the sweep must be visible to
+every node under the same path.
 """
 
 from __future__ import annotations
@@ -126,5 +128,8 @@ class RayEngine:
 
 def _attempt_in(task: Task, threads: int, folder: str) -> str | None:
     if not Path(folder).is_dir():
-        return f"FileError: expected the folder {folder} on every node, got none here; use shared storage for --out"
+        return (
+            f"FileError: expected the folder {folder} on every node, got none here; use shared "
+            "storage for --out"
+        )
     return attempt(task, threads)

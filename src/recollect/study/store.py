@@ -5,8 +5,8 @@
 `points/NAME.safetensors`   the inputs found, where the plan asks for them
 `failures/NAME.json`  the last error of a job that did not succeed
 
-Every file is written whole or not at all and says what it belongs to, so that a sweep may be killed at any moment and
-two may share a folder: at worst something is computed twice.
+Every file is written whole or not at all and says what it belongs to, so that a sweep may be killed
+at any moment and two may share a folder: at worst something is computed twice.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Store:
         return self.folder / "points" / f"{job.name}.safetensors"
 
     def fail(self, job: Job, error: str) -> None:
-        """For those who look later; the sweep tells it anyway, so that a full disk does not matter here."""
+        """For those who look later; the sweep tells it anyway, so that a full disk does not matter
+        here."""
         with contextlib.suppress(FileError):
             write_bytes(
                 self._path("failures", job), json_bytes({"job": job.columns(), "error": error})
@@ -103,7 +104,8 @@ class Store:
             job, result, seconds = self._result(path)
             if path.stem != job.name:
                 raise FileError(
-                    f"expected the result of job {path.stem} in {path}, got that of {job.name}; delete it"
+                    f"expected the result of job {path.stem} in {path}, got that of {job.name}; "
+                    "delete it"
                 )
             yield job, result, seconds
 
@@ -177,7 +179,8 @@ def check_value(name: str, kind: type, value: Any) -> None:
 
 
 def is_of(recipe: Recipe, facts: Any) -> bool:
-    """Whether these facts are the recipe's; options they do not know yet count as their defaults."""
+    """Whether these facts are the recipe's; options they do not know yet count as their
+    defaults."""
     try:
         return isinstance(facts, dict) and build(Recipe, facts) == recipe
     except (RecollectError, TypeError):

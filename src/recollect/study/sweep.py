@@ -1,4 +1,5 @@
-"""All jobs of a plan: what is done is skipped, each victim is trained once, what fails is tried once more."""
+"""All jobs of a plan: what is done is skipped, each victim is trained once, what fails is tried
+once more."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from recollect.study.store import Store
 from recollect.system.device import Machine
 
 _TRIES, _TRIES_IF_LOST = 2, 4
-"""A job is tried once more. One whose worker died is tried more often: that need not be its fault."""
+"""A job is tried once more. One whose worker died is tried more often: that need not be its
+fault."""
 _POLL_SECONDS = 0.5
 
 
@@ -61,7 +63,8 @@ def tasks_of(
 
 @dataclass
 class Sweep:
-    """The state of a sweep: what waits for a victim, what can be placed, what is under way, what is over."""
+    """The state of a sweep: what waits for a victim, what can be placed, what is under way, what is
+    over."""
 
     store: Store
     keep_victims: bool = False
@@ -120,7 +123,8 @@ class Sweep:
         self._ready = left
 
     def _over(self, ended: Ended) -> list[Task]:
-        """The tasks that are over with it: none if it is tried again; all that waited for a victim that failed."""
+        """The tasks that are over with it: none if it is tried again; all that waited for a victim
+        that failed."""
         task, error, victim = ended.task, ended.error, ended.task.job.victim_name
         if error is None and not task.trains and not self.store.has(task.job):
             error = "no result was written"

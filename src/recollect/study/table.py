@@ -1,4 +1,5 @@
-"""The results of a sweep as one tidy table: a row a job, in an order that does not depend on when each was run."""
+"""The results of a sweep as one tidy table: a row a job, in an order that does not depend on when
+each was run."""
 
 from __future__ import annotations
 
@@ -121,7 +122,8 @@ def read_table(path: Path) -> list[Row]:
                     else "an empty one"
                 )
                 raise FileError(
-                    f"expected the columns of `recollect export` in {path}, got {what}; export it again"
+                    f"expected the columns of `recollect export` in {path}, got {what}; export it "
+                    "again"
                 )
             return [_row(line, places, len(header), path) for line in lines if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -133,11 +135,13 @@ def read_table(path: Path) -> list[Row]:
 def _row(line: list[str], places: Mapping[str, int], columns: int, path: Path) -> Row:
     if len(line) != columns:  # a line of one character would otherwise become a row of everything
         raise FileError(
-            f"expected {columns} values in each line of {path}, got {len(line)}; export the table again"
+            f"expected {columns} values in each line of {path}, got {len(line)}; export the table "
+            "again"
         )
     found = {name: _read(name, line[place], path) for name, place in places.items()}
     row = {**dict.fromkeys(KINDS), **default_columns(), **found}
-    if "attack" not in places:  # a table of version 0.1.0, where the solver said which attack it was
+    # a table of version 0.1.0, where the solver said which attack it was
+    if "attack" not in places:
         row["attack"] = "exact" if row["solver"] == AUTO else "projection"
     return {name: row[name] for name in KINDS}
 

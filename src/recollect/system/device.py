@@ -1,4 +1,5 @@
-"""The device that computes: which one, how much memory may be used, how fast it is, and how many threads to use."""
+"""The device that computes: which one, how much memory may be used, how fast it is, and how many
+threads to use."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def choose_device(device: torch.device | str) -> torch.device:
 
 
 _LIMIT: ContextVar[int | None] = ContextVar("memory limit", default=None)
-"""Memory that a computation may use. It does not depend on what is free: the same machine must always decide alike."""
+"""Memory that a computation may use. It does not depend on what is free: the same machine must
+always decide alike."""
 
 
 def readable_bytes(size: int | float) -> str:
@@ -57,7 +59,8 @@ def _installed_memory(device: torch.device) -> int:
 
 @contextmanager
 def memory_limit(bytes: int | None) -> Iterator[None]:
-    """Inside this context every choice of algorithm is made as if the machine had only this much memory."""
+    """Inside this context every choice of algorithm is made as if the machine had only this much
+    memory."""
     token = _LIMIT.set(bytes)
     try:
         yield
@@ -66,7 +69,8 @@ def memory_limit(bytes: int | None) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out. The CPU allocator of torch raises a plain RuntimeError."""
+    """Whether an error means that memory ran out. The CPU allocator of torch raises a plain
+    RuntimeError."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(
@@ -116,15 +120,16 @@ def _rate(device: torch.device, dtype: torch.dtype) -> float:
 ONE_THREAD_FLOPS = 2e8
 """Work below this many floating-point operations runs on one thread.
 
-Measured on two cores, one of them busy: a fit of 1.3e8 operations takes 1.8 ms on one thread and 64 ms on two, because
-each of its twenty short parallel regions waits for the slower core. On two idle cores the second thread saves a fifth
-of the time at that size, and nothing at a quarter of it.
+Measured on two cores, one of them busy: a fit of 1.3e8 operations takes 1.8 ms on one thread and 64
+ms on two, because each of its twenty short parallel regions waits for the slower core. On two idle
+cores the second thread saves a fifth of the time at that size, and nothing at a quarter of it.
 """
 
 
 @contextmanager
 def threads_for(flops: float, device: torch.device) -> Iterator[None]:
-    """Inside this context torch uses one thread if the work is small and on the CPU. The setting is restored after."""
+    """Inside this context torch uses one thread if the work is small and on the CPU. The setting is
+    restored after."""
     before = torch.get_num_threads()
     if device.type == "cpu" and flops < ONE_THREAD_FLOPS:
         torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """Files that are written whole or not at all, and read with suspicion.
 
-Every write goes to a temporary name beside the target, is flushed to the disk, and is then renamed over it: a
-reader never meets half a file, whatever happens in between.
+Every write goes to a temporary name beside the target, is flushed to the disk, and is then renamed
+over it: a reader never meets half a file, whatever happens in between.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ from torch import Tensor
 from recollect.errors import FileError
 
 _TEMPORARY = ".recollect-"
-"""In the name of every temporary file, so that those of a killed run can be told from other people's."""
+"""In the name of every temporary file, so that those of a killed run can be told from other
+people's."""
 _WRITER = hashlib.sha256(platform.node().encode()).hexdigest()[:8] + "-"
 """This machine, in such a name; the process follows."""
 
 
 def write_files(contents: Mapping[Path, bytes]) -> None:
-    """Write several files: each beside its target and to the disk first, and then, one by one, the renames.
+    """Write several files: each beside its target and to the disk first, and then, one by one, the
+    renames.
 
-    If one cannot be written, no target is touched. Between the renames a crash leaves new files beside old ones.
+    If one cannot be written, no target is touched. Between the renames a crash leaves new files
+    beside old ones.
     """
     staged: dict[Path, str] = {}
     made = [
@@ -74,13 +77,15 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
         if isinstance(error, OSError):
             target = next(iter(staged), next(iter(contents)))
             raise FileError(
-                f"expected to write {target}, got: {error.strerror or error}; free space or choose another --out"
+                f"expected to write {target}, got: {error.strerror or error}; free space or choose "
+                "another --out"
             ) from None
         raise
 
 
 def _abandoned(temporary: Path) -> bool:
-    """Whether its writer was killed: not alive on this machine, or, on another, not heard of for a day."""
+    """Whether its writer was killed: not alive on this machine, or, on another, not heard of for a
+    day."""
     host, _, rest = temporary.name.rpartition(_TEMPORARY)[2].partition("-")
     writer = rest.partition("-")[0]
     if f"{host}-" == _WRITER and writer.isdecimal():
@@ -98,7 +103,8 @@ def _abandoned(temporary: Path) -> bool:
 
 
 def check_writable(folder: Path) -> None:
-    """Whether files can be written to the folder: asked before a long run, and without leaving a trace."""
+    """Whether files can be written to the folder: asked before a long run, and without leaving a
+    trace."""
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,22 +160,24 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | No
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a `.safetensors` file. The format holds no code; the reader checks every offset."""
+    """Tensors and metadata of a `.safetensors` file. The format holds no code; the reader checks
+    every offset."""
     if not path.is_file():
         raise FileError(f"expected a file at {path}, got nothing there; check the path")
     try:
         with safetensors.safe_open(path, framework="pt") as stream:
-            return {name: stream.get_tensor(name) for name in stream.keys()}, dict(
-                stream.metadata() or {}
-            )
+            names = stream.keys()
+            return {name: stream.get_tensor(name) for name in names}, dict(stream.metadata() or {})
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise FileError(
-            f"expected a whole .safetensors file at {path}, got: {_one_line(error)}; copy or save it again"
+            f"expected a whole .safetensors file at {path}, got: {_one_line(error)}; copy or save "
+            "it again"
         ) from None
 
 
 def read_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytearray:
-    """A member of an archive, piece by piece: one that unpacks to more than it says gets no further than it says."""
+    """A member of an archive, piece by piece: one that unpacks to more than it says gets no further
+    than it says."""
     content = bytearray()
     with archive.open(entry) as stream:
         while piece := stream.read(2**20):

@@ -1,4 +1,5 @@
-"""Progress, as long loops see it: open a task, report how far it is. The command line draws a bar from it."""
+"""Progress, as long loops see it: open a task, report how far it is. The command line draws a bar
+from it."""
 
 from __future__ import annotations
 

@@ -1,14 +1,17 @@
 """The guarantees for random features, as numbers: how wide is wide enough.
 
-    P[ sup |k_p − k_∞| ≤ ε ] ≥ 1 − δ   if   δ ≤ 4(1 + 2d)LM/(√d ε)   and                (lem:approx_kernel_bound)
+    P[ sup |k_p − k_∞| ≤ ε ] ≥ 1 − δ   if   δ ≤ 4(1 + 2d)LM/(√d ε)   and   (lem:approx_kernel_bound)
         p ≥ 8M⁴(2d + 1)/ε² · ( ln((2 + 4d)/δ) + 2d/(2d + 1)·ln(6LM/(√d ε)) )
 
-    every x_j has an x̂_i within Δ, with probability 1 − δ, at this width for            (thm:finite_recon_proof)
+    every x_j has an x̂_i within Δ, with probability 1 − δ, at this width for
+    (thm:finite_recon_proof)
         ε = c²/(4C(‖α‖₁ + ‖α̂‖₁)²)
 
-    the same in r instead of d for data in r dimensions, with Δ' = √(r/d)·Δ            (cor:finite_recon_proof_subspace)
+    the same in r instead of d for data in r dimensions, with Δ' = √(r/d)·Δ
+                                                                   (cor:finite_recon_proof_subspace)
 
-M and L bound |φ| and |φ'|. Everything is done in logarithms: the theorem's widths have hundreds of digits.
+M and L bound |φ| and |φ'|. Everything is done in logarithms: the theorem's widths have hundreds of
+digits.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ _LARGEST = 700.0
 
 @dataclass(frozen=True)
 class Lemma:
-    """The kernel-approximation lemma in d dimensions for an activation with |φ| ≤ M and |φ'| ≤ L."""
+    """The kernel-approximation lemma in d dimensions for an activation with |φ| ≤ M and |φ'| ≤
+    L."""
 
     d: int
     M: float
@@ -42,11 +46,13 @@ class Lemma:
                 )
 
     def log_scale(self) -> float:
-        """ln(LM/√d): the deviation ε is measured against the slope of the kernel over the sphere."""
+        """ln(LM/√d): the deviation ε is measured against the slope of the kernel over the
+        sphere."""
         return math.log(self.L) + math.log(self.M) - 0.5 * math.log(self.d)
 
     def log_delta_limit(self, log_epsilon: float) -> float:
-        """ln of 4(1 + 2d)LM/(√d ε), above which the proof's net is too coarse (eq:delta_condition)."""
+        """ln of 4(1 + 2d)LM/(√d ε), above which the proof's net is too coarse
+        (eq:delta_condition)."""
         return math.log(4 * (1 + 2 * self.d)) + self.log_scale() - log_epsilon
 
     def check(self, log_epsilon: float, log_delta: float) -> None:
@@ -58,7 +64,8 @@ class Lemma:
         limit = self.log_delta_limit(log_epsilon)
         if log_delta > limit:
             raise OptionError(
-                f"expected δ of at most 4(1 + 2d)LM/(√d ε) = {_shown(limit)} for this ε, got {_shown(log_delta)}; "
+                f"expected δ of at most 4(1 + 2d)LM/(√d ε) = {_shown(limit)} for this ε, got "
+                f"{_shown(log_delta)}; "
                 "ask for a smaller ε or δ"
             )
 
@@ -76,8 +83,8 @@ class Lemma:
     def log_epsilon(self, width: int | float, log_delta: float) -> float:
         """ln of the smallest ε that p = `width` guarantees with probability 1 − δ.
 
-        With s the bracket of eq:p_condition and b = 2d/(2d + 1): ε² = Ks, K = 8M⁴(2d + 1)/p, and s·e^{2s/b} is known:
-        2s/b = W(…), Lambert's function.
+        With s the bracket of eq:p_condition and b = 2d/(2d + 1): ε² = Ks, K = 8M⁴(2d + 1)/p, and
+        s·e^{2s/b} is known: 2s/b = W(…), Lambert's function.
         """
         if not width > 0:
             raise OptionError(f"expected a positive width, got {width:g}; give --width")
@@ -137,7 +144,8 @@ class Lemma:
         return (inside - self.exponent(log_width, log_epsilon)) / (2 * d + 1)
 
     def failure(self, log_width: float, log_epsilon: float, log_radius: float) -> float:
-        """2(3√d/r)^{2d}exp(−pε²/(8M⁴)) + 8rLM/ε: a pair of the net deviates, or the slope is too large between."""
+        """2(3√d/r)^{2d}exp(−pε²/(8M⁴)) + 8rLM/ε: a pair of the net deviates, or the slope is too
+        large between."""
         d = self.d
         nets = 2 * d * (math.log(3 * math.sqrt(d)) - log_radius) + self.log_hoeffding(
             log_width, log_epsilon
@@ -149,7 +157,8 @@ class Lemma:
 def log_recovery_epsilon(log_C: float, alpha: float, alpha_hat: float, c: float) -> float:
     """ln ε of the theorem's proof: c²/(4C(‖α‖₁ + ‖α̂‖₁)²).
 
-    α̂ is what the attack finds, so it depends on p: the width is known after the fact, or for a bound on ‖α̂‖₁.
+    α̂ is what the attack finds, so it depends on p: the width is known after the fact, or for a
+    bound on ‖α̂‖₁.
     """
     for name, value in (("‖α‖₁", alpha), ("c", c)):
         if not (math.isfinite(value) and value > 0):
@@ -162,7 +171,8 @@ def log_recovery_epsilon(log_C: float, alpha: float, alpha_hat: float, c: float)
         )
     if not math.isfinite(alpha + alpha_hat):
         raise OptionError(
-            f"expected ‖α‖₁ + ‖α̂‖₁ below 10³⁰⁸, got {alpha:g} + {alpha_hat:g}; scale the labels down"
+            f"expected ‖α‖₁ + ‖α̂‖₁ below 10³⁰⁸, got {alpha:g} + {alpha_hat:g}; scale the labels "
+            "down"
         )
     if c > alpha:
         raise OptionError(
@@ -179,7 +189,8 @@ def log_recovery_width(
 
 
 def subspace_separation(delta: float, d: int, r: int) -> float:
-    """Δ' = √(r/d)·Δ, the separation of the r-dimensional representatives; C is that of Δ' in r dimensions."""
+    """Δ' = √(r/d)·Δ, the separation of the r-dimensional representatives; C is that of Δ' in r
+    dimensions."""
     if not 1 <= r <= d:
         raise OptionError(
             f"expected 1 ≤ r ≤ d = {d}, got {r}; give the dimension of the data's subspace"

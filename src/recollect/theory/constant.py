@@ -1,15 +1,19 @@
 """C, which the theorem leaves open, bounded from above for circles and spheres.
 
-    C = max_j ‖g_j‖²,  g_j in H_∞ with sup |f_j − g_j| ≤ ε̃ = c/(4(‖α‖₁ + ‖α̂‖₁)),  f_j the bump around x_j (eq:cont_fct)
+    C = max_j ‖g_j‖²,  g_j in H_∞ with sup |f_j − g_j| ≤ ε̃ = c/(4(‖α‖₁ + ‖α̂‖₁)),
+    f_j the bump around x_j (eq:cont_fct)
 
-Any such g_j will do, and the least norm is wanted. Turned about x_j and averaged, a g_j stays as near and its norm does
-not grow, so g = Σ g_m Z_m(⟨·, x_j⟩/d) loses nothing; ‖g‖² = Σ g_m²/λ_m, the same for all j. It is found in two steps:
+Any such g_j will do, and the least norm is wanted. Turned about x_j and averaged, a g_j stays as
+near and its norm does not grow, so g = Σ g_m Z_m(⟨·, x_j⟩/d) loses nothing; ‖g‖² = Σ g_m²/λ_m, the
+same for all j. It is found in two steps:
 
-    g_m = f_m·λ_m/(λ_m + μ), the largest μ within 0.9·ε̃      kernel regression with a ridge: feasible, not the least
-    min Σ g_m²/λ_m − (1/t)·Σ_i ln(ε̃² − (f − g)²(θ_i))          from there, for a growing t: Newton's method
+    g_m = f_m·λ_m/(λ_m + μ), the largest μ within 0.9·ε̃      kernel regression with a ridge:
+    feasible, not the least min Σ g_m²/λ_m − (1/t)·Σ_i ln(ε̃² − (f − g)²(θ_i))          from there,
+    for a growing t: Newton's method
 
-How g was found proves nothing, so its distance from the bump is bounded afresh (`distance`): C is then a true upper
-bound up to rounding, and near the least one. It depends on Δ, and through ε̃ on the coefficients as well.
+How g was found proves nothing, so its distance from the bump is bounded afresh (`distance`): C is
+then a true upper bound up to rounding, and near the least one. It depends on Δ, and through ε̃ on
+the coefficients as well.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ _INTERVALS = 2**14
 _ROUNDING = 1e-11
 """Of Σ g_m Z_m, for each Σ |g_m|: the cosine is rounded, and Z_m rises by m² there."""
 _START, _AIM = 0.9, 0.99
-"""The parts of ε̃ that the regression may use, and the descent at its points: the rest is for what lies between."""
+"""The parts of ε̃ that the regression may use, and the descent at its points: the rest is for what
+lies between."""
 _GAP = 0.01
 """The descent ends when the barrier costs less than this part of ‖g‖²."""
 
@@ -43,7 +48,8 @@ def approximation(name: str, d: int, delta: float, tolerance: float) -> Array:
     """g_m of a g within ε̃ of the bump everywhere, of nearly the least norm."""
     if not 0 < tolerance < 1:
         raise OptionError(
-            f"expected a tolerance ε̃ in (0, 1), got {tolerance:g}; it is c/(4(‖α‖₁ + ‖α̂‖₁)): check these"
+            f"expected a tolerance ε̃ in (0, 1), got {tolerance:g}; it is c/(4(‖α‖₁ + ‖α̂‖₁)): "
+            "check these"
         )
     log_eigen, f = log_eigenvalues(name, d)[:_HARMONICS], bump_coefficients(delta, d, _HARMONICS)
     log_mu, ridge = _regression(f, log_eigen, d, delta, tolerance)
@@ -56,11 +62,12 @@ def approximation(name: str, d: int, delta: float, tolerance: float) -> Array:
 
 
 def distance(g: Array, d: int, delta: float) -> float:
-    """A bound on sup |f − g|: the largest value on a fine grid, and what may lie between its points.
+    """A bound on sup |f − g|: the largest value on a fine grid, and what may lie between its
+    points.
 
-    With points η apart a function exceeds its values there by at most η²/8·sup |f'' − g''|. In the angle |Z_m''| ≤ m²,
-    and |f''| ≤ 25d/Δ²: with w = 1/(1 − s²/Δ²), f = e^{1−w}, it is at most 2d/Δ²·(2w²(w − 1)|w − 2| + w²)e^{1−w}, and
-    the two terms are at most 11 and 1.5.
+    With points η apart a function exceeds its values there by at most η²/8·sup |f'' − g''|. In the
+    angle |Z_m''| ≤ m², and |f''| ≤ 25d/Δ²: with w = 1/(1 − s²/Δ²), f = e^{1−w}, it is at most
+    2d/Δ²·(2w²(w − 1)|w − 2| + w²)e^{1−w}, and the two terms are at most 11 and 1.5.
     """
     angle, m = np.linspace(0, math.pi, _INTERVALS + 1), np.arange(len(g))
     series = np.polynomial.chebyshev.chebval if d == 2 else np.polynomial.legendre.legval
@@ -93,7 +100,8 @@ def _regression(
     if least > _START * tolerance:
         raise OptionError(
             f"expected {len(known)} harmonics to come within {_START * tolerance:.3g} of the bump, "
-            f"got {least:.3g}; Δ = {delta:g} or ε̃ is too small for this bound: give --constant or --log10-constant"
+            f"got {least:.3g}; Δ = {delta:g} or ε̃ is too small for this bound: give --constant or "
+            "--log10-constant"
         )
     while high - low > 0.01:
         middle = (low + high) / 2
@@ -108,7 +116,8 @@ def _regression(
 def _descend(
     g: Array, log_eigen: Array, d: int, delta: float, tolerance: float, density: int
 ) -> Array:
-    """min Σ g_m²/λ_m with |f − g| < ε̃ at the points of a grid, by Newton's method with a logarithmic barrier.
+    """min Σ g_m²/λ_m with |f − g| < ε̃ at the points of a grid, by Newton's method with a
+    logarithmic barrier.
 
     It is done in g_m, each in its own units: the λ_m span a hundred orders of magnitude.
     """

@@ -1,14 +1,18 @@
-"""k_∞(x, x') = E[φ(vᵀx + b)φ(vᵀx' + b)], v ~ N(0, I/d), b ~ N(0, 1): the kernel of infinitely many random features.
+"""k_∞(x, x') = E[φ(vᵀx + b)φ(vᵀx' + b)], v ~ N(0, I/d), b ~ N(0, 1): the kernel of infinitely many
+random features.
 
-On the sphere ‖x‖ = √d the two pre-activations are Gaussian with variance 2 and covariance 1 + t, t = xᵀx'/d ∈ [−1, 1]:
-k_∞ is a function of t alone, whatever d is. Its finite twin is k_p(x, x') = φ(Vx + b)ᵀφ(Vx' + b)/p.
+On the sphere ‖x‖ = √d the two pre-activations are Gaussian with variance 2 and covariance 1 + t, t
+= xᵀx'/d ∈ [−1, 1]: k_∞ is a function of t alone, whatever d is. Its finite twin is k_p(x, x') =
+φ(Vx + b)ᵀφ(Vx' + b)/p.
 
-    erf    (2/π)·arcsin(2(1 + t)/5)          sine   e⁻²·sinh(1 + t)                              (closed forms)
-    tanh, sigmoid   the double integral in independent coordinates by the trapezoidal rule, which converges
+    erf    (2/π)·arcsin(2(1 + t)/5)          sine   e⁻²·sinh(1 + t)
+    (closed forms) tanh, sigmoid   the double integral in independent coordinates by the trapezoidal
+    rule, which converges
                     exponentially for functions analytic in a strip
     clipped-relu    E[φ(u)·E[φ(w)|u]], the inner expectation in closed form
 
-`price` is another way to each of them: dk/dq = E[φ'(u)φ'(w)] with q the covariance (Price's theorem).
+`price` is another way to each of them: dk/dq = E[φ'(u)φ'(w)] with q the covariance (Price's
+theorem).
 """
 
 from __future__ import annotations
@@ -78,7 +82,8 @@ def bounded(name: str) -> Bounded:
             else ""
         )
         raise OptionError(
-            f"expected an activation out of {', '.join(BOUNDED)}, got {name}{why}; choose one of those"
+            f"expected an activation out of {', '.join(BOUNDED)}, got {name}{why}; choose one of "
+            "those"
         )
     return BOUNDED[name]
 
@@ -119,7 +124,8 @@ def k_slope(name: str, t: float) -> float:
 
 
 class Zonal:
-    """k_∞ as a function of t that takes arrays: Chebyshev in w = √(1 − t), in which it is smooth up to t = 1."""
+    """k_∞ as a function of t that takes arrays: Chebyshev in w = √(1 − t), in which it is smooth up
+    to t = 1."""
 
     def __init__(self, name: str, *, slope: bool = False, degree: int = 96) -> None:
         """`slope`: k_∞' instead, which is E[φ'(u)φ'(w)]."""
@@ -202,7 +208,8 @@ def _mean_slope() -> float:
 
 
 def _spikes(q: float) -> float:
-    """E[φ''(u)φ''(w)] of clipped-relu: densities of (u, w) at the corners of its kinks, with their signs."""
+    """E[φ''(u)φ''(w)] of clipped-relu: densities of (u, w) at the corners of its kinks, with their
+    signs."""
     determinant = VARIANCE**2 - q * q
     total = 0.0
     for u, w, sign in ((0.0, 0.0, 1.0), (1.0, 1.0, 1.0), (0.0, 1.0, -2.0)):

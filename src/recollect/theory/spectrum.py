@@ -1,11 +1,13 @@
 """The expansion of k_∞ and of the proof's bump on a small sphere.
 
-Mehler's formula with the Hermite coefficients a_k = E[φ(√2 z)h_k(z)], and the powers of (1 + t)/2 in zonal harmonics:
+Mehler's formula with the Hermite coefficients a_k = E[φ(√2 z)h_k(z)], and the powers of (1 + t)/2
+in zonal harmonics:
 
-    k_∞(t) = Σ_k a_k²((1 + t)/2)^k = Σ_m λ_m Z_m(t),    Z_m(t) = cos(m·arccos t) for d = 2, P_m(t) for d = 3
+    k_∞(t) = Σ_k a_k²((1 + t)/2)^k = Σ_m λ_m Z_m(t),
+    Z_m(t) = cos(m·arccos t) for d = 2, P_m(t) for d = 3
 
-All terms are positive, so λ_m loses no digits however small it is. For g = Σ g_m Z_m(⟨·, x_j⟩/d) the norm in H_∞ is
-‖g‖² = Σ g_m²/λ_m.
+All terms are positive, so λ_m loses no digits however small it is. For g = Σ g_m Z_m(⟨·, x_j⟩/d)
+the norm in H_∞ is ‖g‖² = Σ g_m²/λ_m.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from recollect.theory.kernel import VARIANCE, bounded
 
 Array = np.ndarray
 _DEGREES = 400
-"""Hermite coefficients; each adds its positive part, so leaving out the rest makes λ_m smaller and norms larger."""
+"""Hermite coefficients; each adds its positive part, so leaving out the rest makes λ_m smaller and
+norms larger."""
 _NODES = 1024
 """Of Gauss–Legendre on the cap: two and more for each half wave of the last harmonic."""
 _TRUSTED = 1e-13

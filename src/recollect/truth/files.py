@@ -1,9 +1,9 @@
-"""The files of a training run, and the truth in them: for scoring and showing, never for the attack.
+"""The files of a training run, and the truth in them: for scoring and showing, never for the
+attack.
 
-`init.safetensors`, `trained.safetensors`   θ0 and θf
-`truth.safetensors`                         inputs n×d, targets n×c, norms; how pixels were standardised
-`basis.safetensors`                         U, d×r
-`train.json`                                options and how training went
+`init.safetensors`, `trained.safetensors`   θ0 and θf `truth.safetensors`
+inputs n×d, targets n×c, norms; how pixels were standardised `basis.safetensors`
+U, d×r `train.json`                                options and how training went
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class Truth:
 
 
 def write_training(folder: Path, made: Made) -> dict[str, Any]:
-    """Write all files of a training run; returns the content of `train.json`, which is written last."""
-    data, training, victim = made.data, made.training, made.training.victim
+    """Write all files of a training run; returns the content of `train.json`, which is written
+    last."""
+    data, victim = made.data, made.training.victim
     network = victim.network
     if victim.theta_0 is None or not isinstance(network, MLP):
         raise TypeError("a trained victim has θ0 and is an MLP")
@@ -117,11 +118,13 @@ def as_inputs(truth: Tensor | np.ndarray | str | Path | Any) -> Float[Tensor, "n
         inputs = torch.as_tensor(truth).detach().cpu().double()
     except (TypeError, ValueError, RuntimeError):
         raise DataError(
-            f"expected true inputs as a tensor, an array or a file, got {type(truth).__name__}; give one of those"
+            f"expected true inputs as a tensor, an array or a file, got {type(truth).__name__}; "
+            "give one of those"
         ) from None
     if inputs.dim() != 2:
         raise DataError(
-            f"expected true inputs n×d, got the shape {list(inputs.shape)}; reshape them to one row per point"
+            f"expected true inputs n×d, got the shape {list(inputs.shape)}; reshape them to one "
+            "row per point"
         )
     return inputs
 
@@ -149,12 +152,14 @@ def read_truth(path: Path) -> Truth:
             raise DataError(str(error)) from None
     else:
         raise DataError(
-            f"expected a .safetensors or .npz file with `inputs`, got {path.name}; save the true inputs as one of those"
+            f"expected a .safetensors or .npz file with `inputs`, got {path.name}; save the true "
+            "inputs as one of those"
         )
     inputs = tensors.get("inputs")
     if inputs is None or inputs.dim() != 2 or inputs.dtype not in _NUMBERS:
         raise DataError(
-            f"expected `inputs` n×d in {path}, got {_described(inputs)}; save the true inputs under that name"
+            f"expected `inputs` n×d in {path}, got {_described(inputs)}; save the true inputs "
+            "under that name"
         )
     inputs = inputs.double()
     if not inputs.numel() or not float(inputs.abs().max()) < 1e100:

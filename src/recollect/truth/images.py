@@ -28,7 +28,8 @@ class PixelSpace:
         return (pixels - self.mean) / self.std
 
     def pixels(self, X: Float[Tensor, "n d"], norms: Float[Tensor, " n"]) -> np.ndarray:
-        """n×H×W×3 bytes. `norms` are ‖u_i‖, which scaling to √d took away: the truth's, for a point matched to it."""
+        """n×H×W×3 bytes. `norms` are ‖u_i‖, which scaling to √d took away: the truth's, for a point
+        matched to it."""
         direction = X / torch.linalg.vector_norm(X, dim=1, keepdim=True).clamp_min(1e-300)
         unit = (self.mean + self.std * direction * norms[:, None]).clamp(0, 1)
         return _to_bytes(unit, self.shape)
@@ -44,7 +45,8 @@ def guess_shape(d: int) -> tuple[int, int, int] | None:
 
 
 def stretch(X: Float[Tensor, "n d"], shape: tuple[int, int, int]) -> np.ndarray:
-    """Pixels when nothing is known of the data: each image stretched over its own 1st to 99th percentile."""
+    """Pixels when nothing is known of the data: each image stretched over its own 1st to 99th
+    percentile."""
     low, high = torch.quantile(X, X.new_tensor([0.01, 0.99]), dim=1, keepdim=True)
     return _to_bytes(((X - low) / (high - low).clamp_min(1e-12)).clamp(0, 1), shape)
 

@@ -2,7 +2,8 @@
 
     ρ(X, X̂) = min_Π 1/(n√d) Σ_i ‖x_i − x̂_Π(i)‖            (the paper's, truth rescaled to √d)
 
-with ρ up to sign and ρ to the closest point beside it, the error of each point, and what guessing would score.
+with ρ up to sign and ρ to the closest point beside it, the error of each point, and what guessing
+would score.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Score:
     rho_up_to_sign
         The same where a point and its negative count as one.
     rho_closest
-        Mean distance of each reconstruction to its closest true point: the paper's wording. Repeats are not punished.
+        Mean distance of each reconstruction to its closest true point: the paper's wording. Repeats
+        are not punished.
     errors, errors_up_to_sign
         For each true point the error of its match; infinite where it has none.
     closest, closest_up_to_sign
@@ -109,19 +111,22 @@ def evaluate(found: Scorable, truth: Tensor | np.ndarray | str | Path, *, seed: 
     Returns
     -------
     Score
-        ρ, the error of each point, and what guessing would have scored. Unless the network can tell norms apart, both
-        sides are rescaled to √d first. The error of a point is its distance to its match over its own norm.
+        ρ, the error of each point, and what guessing would have scored. Unless the network can tell
+        norms apart, both sides are rescaled to √d first. The error of a point is its distance to
+        its match over its own norm.
     """
     X_true = as_inputs(truth)
     X, X_hat = X_true, found.inputs.double()
     if X.dim() != 2 or X_hat.dim() != 2 or X.shape[1] != X_hat.shape[1]:
         raise DataError(
-            f"expected truth and reconstruction of one dimension, got {list(X.shape)} and {list(X_hat.shape)}; give "
+            f"expected truth and reconstruction of one dimension, got {list(X.shape)} and "
+            f"{list(X_hat.shape)}; give "
             "the truth of this very run"
         )
     if not torch.isfinite(X).all() or not len(X):
         raise DataError(
-            "expected finite true inputs, got NaN, infinite values or none at all; check the truth file"
+            "expected finite true inputs, got NaN, infinite values or none at all; check the truth "
+            "file"
         )
     if not found.norms_identifiable:
         X, X_hat = _to_sphere(X), _to_sphere(X_hat)
@@ -155,9 +160,10 @@ def chance_levels(
 ) -> dict[str, float]:
     """ρ of three guesses, matched as kindly as a reconstruction is. Means over a few draws; seeded.
 
-    `sphere`: points drawn evenly from the sphere. `span`: the same within the span of the true data, which Û gives
-    away. `other_points`: each true point answered with another true point, as by someone who knows such data well.
-    With `_recovered`: the share of points that would count as recovered.
+    `sphere`: points drawn evenly from the sphere. `span`: the same within the span of the true
+    data, which Û gives away. `other_points`: each true point answered with another true point, as
+    by someone who knows such data well. With `_recovered`: the share of points that would count as
+    recovered.
     """
     n, d = X.shape
     generator = stream("chance", seed)
@@ -195,7 +201,8 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def ssim(a: np.ndarray, b: np.ndarray) -> float:
-    """Structural similarity (Wang et al. 2004): Gaussian window of σ = 1.5, mean over channels and pixels.
+    """Structural similarity (Wang et al. 2004): Gaussian window of σ = 1.5, mean over channels and
+    pixels.
 
     Borders narrower than the window are left out of the mean, as the authors do.
     """

@@ -1,4 +1,5 @@
-"""A victim from nothing: data, network, first weights, training (P-train). One seed draws all of it."""
+"""A victim from nothing: data, network, first weights, training (P-train). One seed draws all of
+it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Recipe:
     """The options of `recollect train`. The help sentence of each field says what it means."""
 
     dataset: str = option(
-        help="synthetic, photos, digits, cifar10, a folder of images or CIFAR-10 batches, or an .npz file."
+        help="synthetic, photos, digits, cifar10, a folder of images or CIFAR-10 batches, or an "
+        ".npz file."
     )
     n: int = option(
         help="Points to train on; for images, equal counts of each class in file order.",
@@ -49,7 +51,8 @@ class Recipe:
     )
     victim: str = option(
         "mlp",
-        help="mlp: a trained network. rf: random features with the closed-form minimum-norm last layer.",
+        help="mlp: a trained network. rf: random features with the closed-form minimum-norm last "
+        "layer.",
         choices=("mlp", "rf"),
     )
     depth: int = option(
@@ -97,7 +100,8 @@ class Recipe:
         check(self)
         if self.dataset == "synthetic" and self.rank > self.dim:
             raise OptionError(
-                f"expected --rank of at most --dim {self.dim}, got {self.rank}; choose a smaller one"
+                f"expected --rank of at most --dim {self.dim}, got {self.rank}; choose a smaller "
+                "one"
             )
 
     def data(self, sources: Mapping[str, str] | None = None) -> Dataset:

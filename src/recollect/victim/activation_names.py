@@ -1,4 +1,5 @@
-"""The activations that Recollect knows by name (`victim/activations.py` defines them). Nothing here imports torch."""
+"""The activations that Recollect knows by name (`victim/activations.py` defines them). Nothing here
+imports torch."""
 
 ACTIVATIONS = (
     "relu",

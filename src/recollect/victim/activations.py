@@ -26,7 +26,8 @@ class Activation:
     """The slopes left and right of zero, where φ is two straight lines."""
 
     def smoothed(self, tau: float) -> Activation:
-        """φ with its kink spread over a width τ: at + (b − a)·t·sigmoid(t/τ). Smooth ones stay as they are."""
+        """φ with its kink spread over a width τ: at + (b − a)·t·sigmoid(t/τ). Smooth ones stay as
+        they are."""
         if self.kink is None:
             return self
         left, right = self.kink

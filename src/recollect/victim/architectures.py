@@ -1,4 +1,5 @@
-"""Networks with convolutions, as torch modules: what an audit of images meets beyond the paper's fully connected ones.
+"""Networks with convolutions, as torch modules: what an audit of images meets beyond the paper's
+fully connected ones.
 
 Give one to `Victim` with its weights, or name it on the command line:
 `--model recollect.victim.architectures:convolutional --input-shape 3,32,32`.

@@ -1,7 +1,8 @@
-"""f(x; θ) = W_L φ(W_{L−1} … φ(W_1 x)): the paper's networks (P-train), of any depth, with or without biases.
+"""f(x; θ) = W_L φ(W_{L−1} … φ(W_1 x)): the paper's networks (P-train), of any depth, with or
+without biases.
 
-The random-feature model φ(Vx + b)ᵀθ/√p (eq:rf_model_with_bias) is an MLP too: its first layer is frozen and its
-features are scaled by 1/√p.
+The random-feature model φ(Vx + b)ᵀθ/√p (eq:rf_model_with_bias) is an MLP too: its first layer is
+frozen and its features are scaled by 1/√p.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from recollect.victim.network import Bent, Layer, Tap
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """f(x; θ) = s·W_L φ(W_{L−1} … φ(W_1 x + b_1)) + b_L, s = 1 except for random features, where s = 1/√p.
+    """f(x; θ) = s·W_L φ(W_{L−1} … φ(W_1 x + b_1)) + b_L, s = 1 except for random features, where s
+    = 1/√p.
 
     Parameters
     ----------
@@ -189,8 +191,9 @@ class MLP:
         return replace(self, widths=(U.shape[1], *self.widths[1:]))
 
     def restrict_theta(self, theta: Theta, U: Float[Tensor, "d r"]) -> dict[str, Tensor]:
-        # W_1(Uz) = (W_1 U)z: the restricted net is the same net with a p×r first layer. It stays in float64, since
-        # ΔW_1 U is a difference of two such products and rounding them would drown it.
+        # W_1(Uz) = (W_1 U)z: the restricted net is the same net with a p×r first layer. It stays in
+        # float64, since ΔW_1 U is a difference of two such products and rounding them would drown
+        # it.
         W1 = theta[self.first.weight].double()
         return {**theta, self.first.weight: W1 @ U.to(W1)}
 
@@ -224,7 +227,8 @@ def mlp(
     _check_sizes(d=d, width=width, outputs=c)
     if not 2 <= depth <= 1000:
         raise OptionError(
-            f"expected --depth from 2 to 1000 weight matrices, got {depth:.6g}; the paper uses 2, 3 and 5"
+            f"expected --depth from 2 to 1000 weight matrices, got {depth:.6g}; the paper uses 2, "
+            "3 and 5"
         )
     return MLP(
         widths=(d, *[width] * (depth - 1), c), layers=_layers(depth, bias), activation=activation
@@ -271,10 +275,12 @@ def random_features(
 def initial_theta(
     network: MLP, *, init: str, generator: torch.Generator, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """θ0. `fan-in`: N(0, 1/fan_in) for weights and biases; `torch`: U(±1/√fan_in), as torch.nn.Linear starts.
+    """θ0. `fan-in`: N(0, 1/fan_in) for weights and biases; `torch`: U(±1/√fan_in), as
+    torch.nn.Linear starts.
 
-    Random features follow the paper whatever `init` says: V ~ N(0, 1/d), b ~ N(0, 1), θ = 0. Numbers are drawn in
-    float64, so a float32 victim starts from the rounded weights of its float64 twin.
+    Random features follow the paper whatever `init` says: V ~ N(0, 1/d), b ~ N(0, 1), θ = 0.
+    Numbers are drawn in float64, so a float32 victim starts from the rounded weights of its float64
+    twin.
     """
     if init not in ("fan-in", "torch"):
         raise OptionError(f"expected --init fan-in or torch, got {init!r}; choose one of those")

@@ -1,4 +1,5 @@
-"""Any `torch.nn.Module` as a `Network`: f by `functional_call`, h(x; θ) by a hook on its last linear layer."""
+"""Any `torch.nn.Module` as a `Network`: f by `functional_call`, h(x; θ) by a hook on its last
+linear layer."""
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ _PROBES = 7
 class ModuleNetwork:
     """x ↦ module(reshape(Ux)), with U the identity until `restrict` is called.
 
-    The module is copied and put into evaluation mode: a layer that mixes the points of a batch would give
-    gradients of the batch, and not of f(x_i). What a module does cannot be read off its list of layers, so everything
-    claimed of it is tried at a few points, with the weights `theta` it will be used with.
+    The module is copied and put into evaluation mode: a layer that mixes the points of a batch
+    would give gradients of the batch, and not of f(x_i). What a module does cannot be read off its
+    list of layers, so everything claimed of it is tried at a few points, with the weights `theta`
+    it will be used with.
     """
 
     def __init__(
@@ -35,7 +37,8 @@ class ModuleNetwork:
         ]
         if not linears:
             raise VictimError(
-                f"expected a module whose last layer is torch.nn.Linear, got {type(module).__name__} without one; "
+                "expected a module whose last layer is torch.nn.Linear, got "
+                f"{type(module).__name__} without one; "
                 "wrap the network so that it ends in one"
             )
         weights = [name for name, parameter in module.named_parameters() if parameter.dim() >= 2]
@@ -50,7 +53,7 @@ class ModuleNetwork:
         self._module = copy.deepcopy(module).eval().requires_grad_(False)
         for layer in self._module.modules():
             if hasattr(layer, "inplace"):  # what enters it is looked at later
-                setattr(layer, "inplace", False)
+                layer.inplace = False  # type: ignore[assignment]
         tensors = [*self._module.named_parameters(), *self._module.named_buffers()]
         self._names = {
             name for name, _ in tensors
@@ -79,7 +82,8 @@ class ModuleNetwork:
             IndexError,
         ) as error:  # what the module itself says of its input
             raise VictimError(
-                f"expected a module that takes inputs of shape {self.input_shape}, got: {str(error).splitlines()[0]}; "
+                f"expected a module that takes inputs of shape {self.input_shape}, got: "
+                f"{str(error).splitlines()[0]}; "
                 "check input_shape, and the weights"
             ) from None
         starts_linear = torch.equal(self._entering(first_name, exact, X).reshape(len(X), -1), X)
@@ -122,7 +126,8 @@ class ModuleNetwork:
         for name in self._tapped:
             if len(calls[name]) != 1:
                 raise VictimError(
-                    f"expected {name} to be called once whatever the input, got {len(calls[name])} calls; use "
+                    f"expected {name} to be called once whatever the input, got {len(calls[name])} "
+                    "calls; use "
                     "--parameters last"
                 )
         return outputs, tuple(_tap(name, *calls[name][0]) for name in self._tapped)
@@ -137,7 +142,8 @@ class ModuleNetwork:
         return tuple(name for name, layer in every if isinstance(layer, nn.ReLU | nn.LeakyReLU))
 
     def smoothed(self, theta: Theta, X: Float[Tensor, "n d"], tau: float) -> ModuleNetwork:
-        """Kinks that are modules of their own (`nn.ReLU`, `nn.LeakyReLU`) are replaced; others stay."""
+        """Kinks that are modules of their own (`nn.ReLU`, `nn.LeakyReLU`) are replaced; others
+        stay."""
         kinks = self._kinks
         calls = self._calls(kinks, theta, X)[1]
         smooth = copy.copy(self)
@@ -162,7 +168,8 @@ class ModuleNetwork:
         return dict(theta)
 
     def _basis(self, X: Tensor) -> Tensor:
-        """U where X is: copied once, since nothing may be copied from the host inside a CUDA graph."""
+        """U where X is: copied once, since nothing may be copied from the host inside a CUDA
+        graph."""
         assert self._U is not None
         if (self._U.device, self._U.dtype) == (X.device, X.dtype):
             return self._U
@@ -222,7 +229,8 @@ class ModuleNetwork:
     def _find_taps(self, theta: Theta, X: Tensor) -> tuple[str, ...]:
         """Trained layers whose gradient is what their rule says, tried at X.
 
-        A layer called twice, one that does not see the points in order, and one whose tensors are used elsewhere fail.
+        A layer called twice, one that does not see the points in order, and one whose tensors are
+        used elsewhere fail.
         """
         trained = {name.rpartition(".")[0] for name in self.trained}
         names = tuple(
@@ -271,9 +279,11 @@ class ModuleNetwork:
             outputs, expected, rtol=1e-9, atol=1e-12
         ):
             raise VictimError(
-                f"expected a module whose output is that of its last linear layer {self._last_name}, got one that "
+                "expected a module whose output is that of its last linear layer "
+                f"{self._last_name}, got one that "
                 "does "
-                "something after it; give the module without its last activation (logits, not probabilities)"
+                "something after it; give the module without its last activation (logits, not "
+                "probabilities)"
             )
 
     def _probe_homogeneity(self, theta: Theta, X: Tensor) -> bool:

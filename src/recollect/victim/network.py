@@ -1,7 +1,7 @@
 """f(x; θ): what every attack needs to know of a network.
 
-`Network` is the contract. `victim/mlp.py` fulfils it for fully connected networks and for random features,
-`victim/module.py` for any torch module.
+`Network` is the contract. `victim/mlp.py` fulfils it for fully connected networks and for random
+features, `victim/module.py` for any torch module.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ class Layer:
 
 @dataclass(frozen=True)
 class Tap:
-    """One trained linear map as it acted on every point: Y_it = W A_it + b at each of its positions t.
+    """One trained linear map as it acted on every point: Y_it = W A_it + b at each of its positions
+    t.
 
-    A fully connected layer has one position, a convolution one for each place its kernel is put. Hence
-    ∂f/∂W = Σ_t B_it A_itᵀ and ∂f/∂b = Σ_t B_it, B_it = ∂f/∂Y_it.
+    A fully connected layer has one position, a convolution one for each place its kernel is put.
+    Hence ∂f/∂W = Σ_t B_it A_itᵀ and ∂f/∂b = Σ_t B_it, B_it = ∂f/∂Y_it.
     """
 
     layer: Layer
     A: Float[Tensor, "n t a"]
     Y: Tensor
-    """As the network made it, so that it can be differentiated by; `positions` lays out what has its shape."""
+    """As the network made it, so that it can be differentiated by; `positions` lays out what has
+    its shape."""
     channels_first: bool = False
 
     def positions(self, B: Tensor) -> Float[Tensor, "*k n t b"]:
-        """Tensors of Y's shape, stacked or not, with positions and outputs as their last two axes."""
+        """Tensors of Y's shape, stacked or not, with positions and outputs as their last two
+        axes."""
         before = B.dim() - self.Y.dim() + 1
         if self.channels_first:
             return B.flatten(before + 1).transpose(-1, -2)
@@ -60,7 +63,8 @@ class Bent:
 
 @runtime_checkable
 class Network(Protocol):
-    """A function f(x; θ) of inputs and parameters, with its first and last linear layers known by name."""
+    """A function f(x; θ) of inputs and parameters, with its first and last linear layers known by
+    name."""
 
     @property
     def d(self) -> int:
@@ -84,11 +88,13 @@ class Network(Protocol):
 
     @property
     def identity(self) -> str:
-        """Everything about the function but its parameters, in words that are the same in every process."""
+        """Everything about the function but its parameters, in words that are the same in every
+        process."""
 
     @property
     def homogeneous(self) -> bool:
-        """Whether f(tx; θ) = t^k f(x; θ) for t > 0; then only the direction of each point can be found."""
+        """Whether f(tx; θ) = t^k f(x; θ) for t > 0; then only the direction of each point can be
+        found."""
 
     def __call__(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
         """f(x_i; θ) for each row of X."""
@@ -97,7 +103,8 @@ class Network(Protocol):
         """h(x_i; θ): what enters the last layer."""
 
     def jacobian(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "p n d"]:
-        """∂h(x_i; θ)/∂x_i. The width comes first, so that all points together are one p×(nd) matrix."""
+        """∂h(x_i; θ)/∂x_i. The width comes first, so that all points together are one p×(nd)
+        matrix."""
 
     @property
     def kinked(self) -> bool:
@@ -113,7 +120,8 @@ class Network(Protocol):
         """f(x_i; θ), and each trained layer as it was used on the way."""
 
     def smoothed(self, theta: Theta, X: Float[Tensor, "n d"], tau: float) -> Network:
-        """The network with its kinks spread over τ times the size of what meets them when X goes through it."""
+        """The network with its kinks spread over τ times the size of what meets them when X goes
+        through it."""
 
     def restrict(self, U: Float[Tensor, "d r"]) -> Network:
         """The network z ↦ f(Uz; θ'), θ' from `restrict_theta`."""

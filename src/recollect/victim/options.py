@@ -20,7 +20,8 @@ class NetworkOptions:
     )
     model: str | None = option(
         None,
-        help="package.module:factory, a function that makes the torch module. auto: a plain MLP, inferred from the "
+        help="package.module:factory, a function that makes the torch module. auto: a plain MLP, "
+        "inferred from the "
         "shapes of the weights.",
     )
     input_shape: str | None = option(
@@ -31,25 +32,30 @@ class NetworkOptions:
         check(self)
         if self.model is not None and self.activation is not None:
             raise OptionError(
-                "expected --model or --activation, got both; the model decides: leave --activation out"
+                "expected --model or --activation, got both; the model decides: leave --activation "
+                "out"
             )
         if self.model is None and self.input_shape is not None:
             raise OptionError(
-                "expected --input-shape with --model, got it alone; an MLP takes flat inputs: leave it out"
+                "expected --input-shape with --model, got it alone; an MLP takes flat inputs: "
+                "leave it out"
             )
-        self.shape
+        parsed_shape(self.input_shape)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
         """`input_shape` as numbers."""
-        if self.input_shape is None:
-            return None
-        try:
-            shape = tuple(int(size) for size in self.input_shape.split(","))
-        except ValueError:
-            shape = ()
-        if not shape or min(shape) < 1:
-            raise OptionError(
-                f"expected --input-shape like 3,32,32, got {self.input_shape!r}; give whole numbers"
-            )
-        return shape
+        return parsed_shape(self.input_shape)
+
+
+def parsed_shape(text: str | None) -> tuple[int, ...] | None:
+    """A shape as numbers, from text like 3,32,32."""
+    if text is None:
+        return None
+    try:
+        shape = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise OptionError(f"expected --input-shape like 3,32,32, got {text!r}; give whole numbers")
+    return shape

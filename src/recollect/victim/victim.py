@@ -1,4 +1,5 @@
-"""The victim: a network and its weights before and after training. Everything an attack is given."""
+"""The victim: a network and its weights before and after training. Everything an attack is
+given."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Victim:
     theta_f
         The weights after training, by name.
     input_shape
-        How a flat input is laid out (channels first): a torch module is called with it, and images are shown with it.
+        How a flat input is laid out (channels first): a torch module is called with it, and images
+        are shown with it.
     """
 
     def __init__(
@@ -85,13 +87,15 @@ class Victim:
             _check_same(before.tensors, theta_f)
             if all(torch.equal(before.tensors[name], theta_f[name]) for name in theta_f):
                 raise CheckpointError(
-                    f"expected weights before and after training, got the same weights in {before.path} and "
+                    "expected weights before and after training, got the same weights in "
+                    f"{before.path} and "
                     f"{after.path}; give the checkpoint from before training first"
                 )
             earlier = Architecture.from_metadata(before.metadata)
             if None not in (architecture.run, earlier.run) and architecture.run != earlier.run:
                 raise CheckpointError(
-                    f"expected two checkpoints of one training run, got {before.path} and {after.path} of two; train "
+                    f"expected two checkpoints of one training run, got {before.path} and "
+                    f"{after.path} of two; train "
                     "again, or give the right pair"
                 )
         shape = input_shape or architecture.input_shape
@@ -123,7 +127,8 @@ class Victim:
         """Δθ = θf − θ0 for these parameters, subtracted in float64: the weights nearly cancel."""
         if self.theta_0 is None:
             raise VictimError(
-                "expected the weights before training, got none; this attack explains θf − θ0 and needs θ0"
+                "expected the weights before training, got none; this attack explains θf − θ0 and "
+                "needs θ0"
             )
         return {name: self.theta_f[name].double() - self.theta_0[name].double() for name in names}
 
@@ -160,13 +165,15 @@ def load(
     Parameters
     ----------
     init
-        θ0: a `.safetensors` or `.pt` file, a state dict of tensors or numpy arrays, or a module. None: not known.
+        θ0: a `.safetensors` or `.pt` file, a state dict of tensors or numpy arrays, or a module.
+        None: not known.
     trained
         θf, likewise.
     activation
         The network's activation. None: what the file says (checkpoints made here do), else ReLU.
     model
-        The torch module whose weights these are. None: a plain MLP, inferred from the shapes of the weights.
+        The torch module whose weights these are. None: a plain MLP, inferred from the shapes of the
+        weights.
     input_shape
         The shape of one input to `model`, for instance (3, 32, 32).
 
@@ -184,7 +191,8 @@ def _check_names(network: Network, theta: Theta) -> None:
     missing = [name for name in (*network.last.names, *network.trained) if name not in theta]
     if missing:
         raise CheckpointError(
-            f"expected parameters {', '.join(missing[:4])} in the weights, got {', '.join(list(theta)[:4])}; give "
+            f"expected parameters {', '.join(missing[:4])} in the weights, got "
+            f"{', '.join(list(theta)[:4])}; give "
             "the model's own state dict"
         )
 
@@ -203,13 +211,15 @@ def _check_model(model: nn.Module, theta: Theta) -> dict[str, Tensor]:
     ]
     if problems:
         raise CheckpointError(
-            f"expected the weights of the model given, got {'; '.join(problems[:4])}: give the model that was trained"
+            f"expected the weights of the model given, got {'; '.join(problems[:4])}: give the "
+            "model that was trained"
         )
     return theta
 
 
 def differences(theta_0: Theta, theta_f: Theta) -> list[str]:
-    """Every way in which two checkpoints do not hold the same tensors in the same shapes, numbers for numbers."""
+    """Every way in which two checkpoints do not hold the same tensors in the same shapes, numbers
+    for numbers."""
     problems = [f"{name} only before training" for name in theta_0 if name not in theta_f]
     problems += [f"{name} only after training" for name in theta_f if name not in theta_0]
     problems += [
@@ -221,7 +231,8 @@ def differences(theta_0: Theta, theta_f: Theta) -> list[str]:
 
 
 def _form(tensor: Tensor) -> str:
-    """Its shape, and its type if that is not one of weights: float32 may become float16, but no counter."""
+    """Its shape, and its type if that is not one of weights: float32 may become float16, but no
+    counter."""
     kind = "" if tensor.is_floating_point() else f" {tensor.dtype}".replace("torch.", "")
     return f"{list(tensor.shape)}{kind}"
 
@@ -232,7 +243,8 @@ def _check_same(theta_0: Theta, theta_f: Theta) -> None:
             f"; and {len(problems) - 6} more" if len(problems) > 6 else ""
         )
         raise CheckpointError(
-            f"expected two checkpoints of one network, got {shown}: give two checkpoints of the same training run"
+            f"expected two checkpoints of one network, got {shown}: give two checkpoints of the "
+            "same training run"
         )
 
 
@@ -247,7 +259,8 @@ def select(network: Network, parameters: str) -> tuple[str, ...]:
         found = [name for name in network.trained if name == word or name.startswith(f"{word}.")]
         if not found:
             raise OptionError(
-                f"expected last, all, or names out of {', '.join(network.trained)}, got {word!r}; choose from those"
+                f"expected last, all, or names out of {', '.join(network.trained)}, got {word!r}; "
+                "choose from those"
             )
         chosen += found
     return tuple(dict.fromkeys(chosen))

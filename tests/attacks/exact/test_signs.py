@@ -65,7 +65,8 @@ def test_nothing_is_settled_that_chance_could_have_made_or_the_residual_denies()
 def test_the_best_of_all_signs_for_noise_is_not_certain(
     n: int, equations: int, size: float
 ) -> None:
-    """Of all 2ⁿ choices the one that fits pure noise best: it may be called certain once in a thousand."""
+    """Of all 2ⁿ choices the one that fits pure noise best: it may be called certain once in a
+    thousand."""
     choices = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=F64)] * n)
     certain = 0
     for seed in range(60):
@@ -101,7 +102,8 @@ def test_the_system_holds_at_the_true_data_whatever_their_signs(seed: int) -> No
 
 
 def test_a_pair_that_cancels_does_not_make_the_others_certain() -> None:
-    """Two nearly opposite columns a thousand times larger than the rest: nothing is said of the small ones."""
+    """Two nearly opposite columns a thousand times larger than the rest: nothing is said of the
+    small ones."""
     M = torch.randn(12, 8, generator=generator(0), dtype=F64)
     large = 5e3 * torch.randn(12, generator=generator(1), dtype=F64)
     M[:, 0], M[:, 1] = large, -large + 0.1 * torch.randn(12, generator=generator(2), dtype=F64)

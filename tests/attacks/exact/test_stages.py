@@ -1,4 +1,5 @@
-"""`auto`, from end to end: what it recovers, what it says when it cannot, and that it goes on after an interruption."""
+"""`auto`, from end to end: what it recovers, what it says when it cannot, and that it goes on after
+an interruption."""
 
 from __future__ import annotations
 
@@ -163,7 +164,8 @@ def test_several_outputs_depth_and_a_torch_module() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 5])
 def test_of_features_that_did_not_move_nothing_is_left(seed: int) -> None:
-    # From the start of seed 5 every point is held firmly, and yet they are not the data: the residual does not vanish.
+    # From the start of seed 5 every point is held firmly, and yet they are not the data: the
+    # residual does not vanish.
     victim, data = interpolated(seed, n=6, d=8, r=4, p=200)
     found = reconstruct(victim, 6, Exact(space=Basis(U=data.basis)))
     assert evaluate(found, data.inputs).rho < 1e-6
@@ -187,7 +189,8 @@ def test_points_are_counted_in_a_tilted_subspace_too() -> None:
 
 
 def test_a_subspace_does_not_turn_to_explain_something_else() -> None:
-    """Rounding tilts it by 2e-4 here; turned freely it explains thirty times more, and points end five times as far."""
+    """Rounding tilts it by 2e-4 here; turned freely it explains thirty times more, and points end
+    five times as far."""
     recipe = Recipe(dataset="digits", n=10, width=120, depth=3)
     data = recipe.data()
     found = reconstruct(recipe.make(data, CPU).victim, 10)
@@ -246,9 +249,7 @@ def test_interrupted_anywhere_it_goes_on_to_the_same_bits(
 def test_absurdly_small_problems_end(n: int, r: int, seed: int) -> None:
     victim = perturbed(mlp(4, 60, 1), seed)
     U = torch.linalg.qr(torch.randn(4, r, generator=generator(seed), dtype=F64)).Q
-    found = reconstruct(
-        victim, n, Exact(space=Basis(U=U), iterations=10, rounds=1)
-    )
+    found = reconstruct(victim, n, Exact(space=Basis(U=U), iterations=10, rounds=1))
     assert torch.isfinite(found.inputs).all()
     assert 0 <= found.loss <= 1 + 1e-9
 
@@ -274,7 +275,9 @@ def test_confidence_ranks_the_errors_of_a_run_that_is_stuck() -> None:
     """A fifth of the points replaced by others: those are the ones that confidence puts last."""
     victim, data = interpolated(2, n=10, d=8, r=5, p=400)
     objective, geometry = (
-        LastLayerObjective(Evidence.change(victim).restrict(data.basis), device=CPU, dtype=F64, lifted=True),
+        LastLayerObjective(
+            Evidence.change(victim).restrict(data.basis), device=CPU, dtype=F64, lifted=True
+        ),
         Sphere(8**0.5),
     )
     Z = geometry.project(data.inputs @ data.basis)
@@ -333,7 +336,8 @@ def test_forged_outcomes_are_not_believed(trained: tuple[Victim, Dataset]) -> No
 
 
 def test_a_shuffled_change_holds_nothing() -> None:
-    """Many equations to spare, and a change of the last layer that belongs to no data: firmly held, and still wrong."""
+    """Many equations to spare, and a change of the last layer that belongs to no data: firmly held,
+    and still wrong."""
     victim, _ = network_on_synthetic(width=1500)
     assert victim.theta_0 is not None
     order = torch.randperm(1500, generator=generator(3))
@@ -365,16 +369,12 @@ def test_more_unknowns_than_equations_hold_no_point() -> None:
     victim = perturbed(
         mlp(27, 100, 10), 0
     )  # with both ends and lifted signs, any 27 points would explain it all
-    found = reconstruct(
-        victim, 27, Exact(space=FullSpace(), iterations=5, rounds=1)
-    )
+    found = reconstruct(victim, 27, Exact(space=FullSpace(), iterations=5, rounds=1))
     assert found.confidence is not None
     assert float(found.confidence.max()) < 0.5 or found.unknowns <= found.equations
     assert found.loss > 1e-6
     deep = perturbed(mlp(10, 100, 10, depth=3), 0)
-    found = reconstruct(
-        deep, 50, Exact(space=FullSpace(), iterations=5, rounds=1)
-    )
+    found = reconstruct(deep, 50, Exact(space=FullSpace(), iterations=5, rounds=1))
     assert found.unknowns <= found.equations
     assert any(
         "too few equations for the coefficients of both endpoints" in note for note in found.notes
@@ -419,7 +419,8 @@ def test_a_free_norm_that_does_not_show_is_no_doubt(trained: tuple[Victim, Datas
 
 
 def test_permuting_the_units_of_the_victim_changes_nothing(trained: tuple[Victim, Dataset]) -> None:
-    """A relabelled hidden layer is the same network: the same points, up to their order and rounding."""
+    """A relabelled hidden layer is the same network: the same points, up to their order and
+    rounding."""
     victim, data = trained
     assert victim.theta_0 is not None
     order = torch.randperm(500, generator=generator(0))
@@ -647,12 +648,11 @@ def test_all_layers_are_no_worse_than_the_last_where_that_is_enough(
 
 
 def test_hidden_signs_are_lifted_in_all_layers_too() -> None:
-    """One output, ten points in six dimensions, the first layer alone; signs are right or said to be open."""
+    """One output, ten points in six dimensions, the first layer alone; signs are right or said to
+    be open."""
     for seed in (0, 1):
         victim, data = network_on_synthetic(width=500, seed=seed)
-        found = reconstruct(
-            victim, 10, Exact(parameters="layers.0.weight", rounds=1)
-        )
+        found = reconstruct(victim, 10, Exact(parameters="layers.0.weight", rounds=1))
         score = evaluate(found, data.inputs)
         assert score.rho_up_to_sign < 0.35 < 0.7 < score.chance["span_up_to_sign"]
         assert found.status is Status.SIGNS or score.rho == pytest.approx(score.rho_up_to_sign)

@@ -1,4 +1,5 @@
-"""Checkpoints are hostile until proven otherwise: every damaged or mismatched file is one named error."""
+"""Checkpoints are hostile until proven otherwise: every damaged or mismatched file is one named
+error."""
 
 from __future__ import annotations
 
@@ -311,7 +312,8 @@ class Asks:
 def test_nothing_is_made_because_a_pickle_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of these is let through by `weights_only=True`, and takes gigabytes or the process itself."""
+    """Each of these is let through by `weights_only=True`, and takes gigabytes or the process
+    itself."""
     monkeypatch.setattr("recollect.victim.read.pickles._MOST", 250_000)
     tuples = b"\x80\x02})" + b"\x85" * 200_000 + b"Ns."
     for name, code in {

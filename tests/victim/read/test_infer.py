@@ -28,7 +28,8 @@ def perceptron(widths: list[int], bias: bool) -> nn.Sequential:
     seed=st.integers(0, 99),
 )
 def test_it_computes_what_the_module_computes(widths: list[int], bias: bool, seed: int) -> None:
-    """Also from a shuffled dict and with more than ten layers, where alphabetical order is wrong."""
+    """Also from a shuffled dict and with more than ten layers, where alphabetical order is
+    wrong."""
     torch.manual_seed(seed)
     module = perceptron(widths, bias).double()
     state = module.state_dict()

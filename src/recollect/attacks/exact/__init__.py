@@ -1,1 +1,2 @@
-"""`auto`: what is descended in which order, for the last layer and for all of them. docs/method.md derives both."""
+"""`auto`: what is descended in which order, for the last layer and for all of them. docs/method.md
+derives both."""

@@ -1,15 +1,19 @@
-"""`auto` on all layers: Levenberg–Marquardt while the gates of the network close, each stage from the one before it.
+"""`auto` on all layers: Levenberg–Marquardt while the gates of the network close, each stage from
+the one before it.
 
-∂f/∂W_1 = (W_2ᵀα ∘ gate(W_1x)) xᵀ jumps wherever x crosses the kink of a unit, and between the jumps nothing tells which
-way to go. With gates that open gradually, φ_τ(t) = t·sigmoid(t/τ), the landscape is smooth; at τ = 1 descents from
-random starts met in one minimum in small trials, and lowering τ step by step leads from there towards the data.
+∂f/∂W_1 = (W_2ᵀα ∘ gate(W_1x)) xᵀ jumps wherever x crosses the kink of a unit, and between the jumps
+nothing tells which way to go. With gates that open gradually, φ_τ(t) = t·sigmoid(t/τ), the
+landscape is smooth; at τ = 1 descents from random starts met in one minimum in small trials, and
+lowering τ step by step leads from there towards the data.
 
-1. The last layer alone, where it has equations to spare: two endpoints explain it much better than the others. If it
-   holds every point, nothing more is needed.
+1. The last layer alone, where it has equations to spare: two endpoints explain it much better than
+   the others. If it holds every point, nothing more is needed.
 2. From a random start at θf, τ from 1 to 0.02. The layers' residuals are scaled to equal norm.
-3. Respawn: new points join where most is left to explain, τ falls again, and as many that explain least leave.
-4. Both endpoints. Points are turned to the other side of the origin where that explains as much, since for two layers
-   without bias the other side is a minimum of its own, and a false one; then respawn; both again while either helps.
+3. Respawn: new points join where most is left to explain, τ falls again, and as many that explain
+   least leave.
+4. Both endpoints. Points are turned to the other side of the origin where that explains as much,
+   since for two layers without bias the other side is a minimum of its own, and a false one; then
+   respawn; both again while either helps.
 5. The middle of the way as a third end: units that switched on the way are explained better.
 6. Hard gates: the network as it is.
 7. The last layer alone, from there. Of all that was found, what is held most firmly is kept.
@@ -41,7 +45,8 @@ from recollect.victim.parity import Parity
 
 
 class AllLayerStages(Stages[ExactObjective]):
-    """Gates close at θf, respawn, both endpoints, respawn, the way between, hard gates, the last layer."""
+    """Gates close at θf, respawn, both endpoints, respawn, the way between, hard gates, the last
+    layer."""
 
     _lifted = False
     """Whether points own their even parts alone: where signs could not be told from one another."""
@@ -119,7 +124,8 @@ class AllLayerStages(Stages[ExactObjective]):
             return Endpoints.FINAL
         if endpoints is Endpoints.BOTH and not self._counts(n, self._objective(endpoints, 0.0)):
             self._note(
-                "too few equations for the coefficients of both endpoints: gradients at θf alone were used"
+                "too few equations for the coefficients of both endpoints: gradients at θf alone "
+                "were used"
             )
             return Endpoints.FINAL
         return endpoints
@@ -145,7 +151,8 @@ class AllLayerStages(Stages[ExactObjective]):
             inner.explore(n)
         finally:
             if inner.state is not None:
-                # Points and objective are those of the last layer; what follows searches all layers again.
+                # Points and objective are those of the last layer; what follows searches all layers
+                # again.
                 state = inner.state
                 self.state = State(
                     state.problem, state.objective, state.outcome, state.signs_settled
@@ -155,7 +162,8 @@ class AllLayerStages(Stages[ExactObjective]):
         return not bool((errors > DOUBTFUL).any()) and float(errors.median()) < self.tuning.firm
 
     def _last_layer_last(self, endpoints: Endpoints) -> None:
-        """Fewer equations, but better explained: which of the two counts for more is what ê says."""
+        """Fewer equations, but better explained: which of the two counts for more is what ê
+        says."""
         if self._spare(len(self.Z), endpoints) < self.tuning.spare_last:
             return
         objective = self.problem.last_layer(endpoints)
@@ -171,12 +179,14 @@ class AllLayerStages(Stages[ExactObjective]):
         return state.outcome.status is Status.SIGNS, self._looseness(state.objective, state.outcome)
 
     def _looseness(self, objective: ExactObjective, outcome: Outcome) -> float:
-        """The median ê (`attacks/exact/confidence.py`): how far off most points are likely to be."""
+        """The median ê (`attacks/exact/confidence.py`): how far off most points are likely to
+        be."""
         jitter = torch.tensor(outcome.jitter, dtype=torch.float64, device=self.problem.device)
         return float(expected_errors(objective, self.problem.geometry, outcome.Z, jitter).median())
 
     def _starts(self, n: int, endpoints: Endpoints) -> None:
-        """Random starts, each as far as gates all but closed at these endpoints; the one that explains most is kept."""
+        """Random starts, each as far as gates all but closed at these endpoints; the one that
+        explains most is kept."""
         before, best = self.state, None
         try:
             for restart in range(self.problem.search.restarts):
@@ -212,7 +222,8 @@ class AllLayerStages(Stages[ExactObjective]):
         self._record(name, outcome)
 
     def _mend(self, endpoints: Endpoints) -> None:
-        """Points turned, then respawned, while the loss falls: each shows what the other could not see."""
+        """Points turned, then respawned, while the loss falls: each shows what the other could not
+        see."""
         before = math.inf
         while self.outcome.loss < self.tuning.better * before:
             before = self.outcome.loss
@@ -244,7 +255,8 @@ class AllLayerStages(Stages[ExactObjective]):
             self._record(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
 
     def _missing(self, generator: torch.Generator) -> Float[Tensor, "m r"]:
-        """Points that would explain much of what is left; as many more as some that are there seem wrong."""
+        """Points that would explain much of what is left; as many more as some that are there seem
+        wrong."""
         objective, Z = self.objective, self.Z
         costs = objective.costs(Z, self._jitter).nan_to_num(0.0)
         errors = expected_errors(objective, self.problem.geometry, Z, self._jitter)
@@ -266,8 +278,8 @@ class AllLayerStages(Stages[ExactObjective]):
     def _round(self, endpoints: Endpoints, new: Float[Tensor, "m r"]) -> Outcome:
         """With the new points among them all find their places; then as many go as explain least.
 
-        First to leave points out and then to add some is worse: where two points share what is one image's, none of
-        them seems wrong before a third has come.
+        First to leave points out and then to add some is worse: where two points share what is one
+        image's, none of them seems wrong before a third has come.
         """
         n = len(self.Z)
         objective, grown = self._through(
@@ -283,10 +295,11 @@ class AllLayerStages(Stages[ExactObjective]):
         )
 
     def _turn(self, endpoints: Endpoints) -> None:
-        """Turn points to the other side while the loss, once the others have moved too, falls by it.
+        """Turn points to the other side while the loss, once the others have moved too, falls by
+        it.
 
-        The gradients at x and −x differ by a linear part, which the other points can nearly make up for; a point on the
-        wrong side is therefore held there, but turning it costs nothing.
+        The gradients at x and −x differ by a linear part, which the other points can nearly make up
+        for; a point on the wrong side is therefore held there, but turning it costs nothing.
         """
         turned, iterations, seconds, fell = 0, 0, 0.0, True
         while fell and turned < len(self.Z):
@@ -309,7 +322,8 @@ class AllLayerStages(Stages[ExactObjective]):
             )
 
     def _doubted(self, loss: float) -> list[Int[Tensor, " m"]]:
-        """Points that may be on the wrong side: all that seem to be together, then the likeliest one by one."""
+        """Points that may be on the wrong side: all that seem to be together, then the likeliest
+        one by one."""
         losses = self._turned_losses().nan_to_num(torch.inf)
         order = losses.argsort(stable=True)
         wrong = order[losses[order] < self.tuning.wrong_side * loss]

@@ -1,4 +1,5 @@
-"""What both sequences of stages share: the state they hand on, and how a descent is run, kept and recorded."""
+"""What both sequences of stages share: the state they hand on, and how a descent is run, kept and
+recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ S = TypeVar("S", bound=ExactObjective)
 
 @dataclass(frozen=True)
 class State(Generic[S]):
-    """Where the search stands: points, the problem whose coordinates they are in, the objective that judges them."""
+    """Where the search stands: points, the problem whose coordinates they are in, the objective
+    that judges them."""
 
     problem: Problem
     objective: S
@@ -70,7 +72,8 @@ class Stages(ABC, Generic[S]):
         return self._options.tuning
 
     def run(self, n: int | None) -> Found:
-        """All stages. n None: as many points as the residual asks for. Stopped early, the best state so far."""
+        """All stages. n None: as many points as the residual asks for. Stopped early, the best
+        state so far."""
         try:
             with threads_for(
                 self.step_flops(n), self.problem.device
@@ -111,7 +114,8 @@ class Stages(ABC, Generic[S]):
         return self.outcome.Z
 
     def _counts(self, n: int, objective: S) -> bool:
-        """Whether there are as many equations as unknowns: with fewer, any points explain anything."""
+        """Whether there are as many equations as unknowns: with fewer, any points explain
+        anything."""
         return self.problem.unknowns(n, objective) <= self.problem.equations
 
     @property

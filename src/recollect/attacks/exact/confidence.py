@@ -1,9 +1,11 @@
-"""ê_i = √(σ² tr (JᵀJ)⁻¹_ii)/ρ, σ² = L/(equations − unknowns): how far off a point is likely to be, without truth.
+"""ê_i = √(σ² tr (JᵀJ)⁻¹_ii)/ρ, σ² = L/(equations − unknowns): how far off a point is likely to be,
+without truth.
 
-The textbook error of a least-squares estimate, relative to the points' median norm ρ, as if the residual were noise. It
-is not: it is what the linearisation of training leaves, and the points that explain nothing. But a point that nothing
-holds has a large ê whatever the residual is made of, and in a run that is stuck those are the wrong ones. Where JᵀJ is
-not formed its inverse is estimated with random signs (`span/normal.py`), to a few ten per cent.
+The textbook error of a least-squares estimate, relative to the points' median norm ρ, as if the
+residual were noise. It is not: it is what the linearisation of training leaves, and the points that
+explain nothing. But a point that nothing holds has a large ê whatever the residual is made of, and
+in a run that is stuck those are the wrong ones. Where JᵀJ is not formed its inverse is estimated
+with random signs (`span/normal.py`), to a few ten per cent.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from recollect.shapes import Bool, Float, Tensor
 DOUBTFUL = 0.1
 """A point whose ê is larger is more likely wrong than right."""
 _FAR = 4.0
-"""Points of a free norm that explain nothing run away; one so many times as long as most is on its way."""
+"""Points of a free norm that explain nothing run away; one so many times as long as most is on its
+way."""
 
 
 def expected_errors(
@@ -49,10 +52,12 @@ def confidence(
     Z: Float[Tensor, "n r"],
     jitter: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, " n"]:
-    """1/(1 + (ê/0.1)²) · cost/(cost + L): held firmly, and explaining more than all that is left unexplained.
+    """1/(1 + (ê/0.1)²) · cost/(cost + L): held firmly, and explaining more than all that is left
+    unexplained.
 
-    The first factor is one half where a point is as likely wrong as right. The second is what a fit to noise lacks:
-    with equations to spare its points are held firmly as well, but each explains less than remains.
+    The first factor is one half where a point is as likely wrong as right. The second is what a fit
+    to noise lacks: with equations to spare its points are held firmly as well, but each explains
+    less than remains.
     """
     errors = expected_errors(objective, geometry, Z, jitter)
     cost = objective.costs(Z, jitter).nan_to_num(0.0).clamp_min(0.0)

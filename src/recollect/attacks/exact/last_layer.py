@@ -2,9 +2,10 @@
 
 1. From a random start, features at θf, signs lifted where they hide: few unknowns, a wide valley.
 2. Respawn: points that explain nothing are put where most is left to explain.
-3. Both endpoints: the residual at the data falls by orders of magnitude, and false minima stand out.
-4. Out of Û: a victim trained in float32 tilts it. Where counting allows, the points share some r-dimensional subspace,
-   and it turns with them.
+3. Both endpoints: the residual at the data falls by orders of magnitude, and false minima stand
+   out.
+4. Out of Û: a victim trained in float32 tilts it. Where counting allows, the points share some
+   r-dimensional subspace, and it turns with them.
 5. Respawn again, now that false minima show; if that helped, turn once more.
 6. Signs, and a last descent with everything in place.
 
@@ -42,7 +43,8 @@ class LastLayerStages(Stages[LastLayerObjective]):
             endpoints = Endpoints.FINAL
             self._note("training did not move the features: both endpoints are one")
         one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
-        # A span with more unknowns than equations explains anything by any points: rather less is asked of it.
+        # A span with more unknowns than equations explains anything by any points: rather less is
+        # asked of it.
         least = 1 if n is None else n
         lifted = parity is Parity.LINEAR and self._counts(least, self._objective(one, True))
         if endpoints is Endpoints.BOTH and not self._counts(
@@ -50,7 +52,8 @@ class LastLayerStages(Stages[LastLayerObjective]):
         ):
             endpoints = one
             self._note(
-                "too few equations for the coefficients of both endpoints: features at θf alone were used"
+                "too few equations for the coefficients of both endpoints: features at θf alone "
+                "were used"
             )
         if n is None:
             both = self._objective(endpoints, lifted) if endpoints is Endpoints.BOTH else None
@@ -98,7 +101,8 @@ class LastLayerStages(Stages[LastLayerObjective]):
                 break
 
     def _count(self, one: LastLayerObjective, both: LastLayerObjective | None) -> None:
-        """Grow until more points explain little more, then drop those that are not needed; grow on if none was."""
+        """Grow until more points explain little more, then drop those that are not needed; grow on
+        if none was."""
         problem = self.problem
         most = max(1, problem.most_points(both or one))
         n = min(most, problem.r if problem.U is not None else 2)
@@ -149,7 +153,8 @@ class LastLayerStages(Stages[LastLayerObjective]):
         while len(self.Z) < most and self.outcome.loss > self.tuning.exact and level < 2:
             count = min(most, math.ceil(self.tuning.growth * len(self.Z))) - len(self.Z)
             new = spawn(objective, geometry, self.Z, count, generator, self._jitter)
-            # Where fewer stand apart, the rest starts anywhere: too few new points would show too little of a change.
+            # Where fewer stand apart, the rest starts anywhere: too few new points would show too
+            # little of a change.
             rest = random_start(geometry, count - len(new), r, generator).to(new)
             before, outcome = (
                 self.outcome.loss,
@@ -164,9 +169,11 @@ class LastLayerStages(Stages[LastLayerObjective]):
         )
 
     def _prune(self) -> tuple[float, float]:
-        """Drop the points that cost least while the residual bears it; where it jumps, that point was there.
+        """Drop the points that cost least while the residual bears it; where it jumps, that point
+        was there.
 
-        Returns by how much it jumped, and by how much it rose for the point dropped before; NaN where it did not.
+        Returns by how much it jumped, and by how much it rose for the point dropped before; NaN
+        where it did not.
         """
         objective, began = self.objective, self.outcome.loss
         batch, above = max(1, len(self.Z) // 8), math.nan
@@ -209,7 +216,8 @@ class LastLayerStages(Stages[LastLayerObjective]):
         self._record(name, outcome)
 
     def _respawn(self, patience: int, goal: float = math.inf) -> bool:
-        """While a point is in doubt, or the loss is above the goal: drop points, put new ones where most is left.
+        """While a point is in doubt, or the loss is above the goal: drop points, put new ones where
+        most is left.
 
         Returns whether that lowered the loss.
         """
@@ -256,10 +264,11 @@ class LastLayerStages(Stages[LastLayerObjective]):
             Z = torch.cat([Z, new])
 
     def _turn_subspace(self) -> None:
-        """Û tilted by rounding: descend in R^d among points that share some r-dimensional subspace, whichever it is.
+        """Û tilted by rounding: descend in R^d among points that share some r-dimensional subspace,
+        whichever it is.
 
-        Rounding tilts Û by about 1/gap. Where points are further off than that for other reasons, a subspace that may
-        turn only serves to explain those: it ends far from Û, and from the data.
+        Rounding tilts Û by about 1/gap. Where points are further off than that for other reasons, a
+        subspace that may turn only serves to explain those: it ends far from Û, and from the data.
         """
         problem, objective, before = self.problem, self.objective, self.outcome
         found, n, r, d = problem.spectrum, len(self.Z), problem.r, problem.victim.d
@@ -281,8 +290,10 @@ class LastLayerStages(Stages[LastLayerObjective]):
         )
         if problem.unknowns(n, objective) + r * (d - r) > problem.equations or not fits:
             self._note(
-                f"rounding in training may have tilted the subspace of ΔW1 (its gap is {found.gap:.3g}×), and there "
-                "are too few equations, or too many coordinates, to turn it: that limits the accuracy"
+                "rounding in training may have tilted the subspace of ΔW1 (its gap is "
+                f"{found.gap:.3g}×), and there "
+                "are too few equations, or too many coordinates, to turn it: that limits the "
+                "accuracy"
             )
             return
         shared = SharedSubspace(problem.geometry, r)
@@ -308,7 +319,8 @@ def _loosest(errors: Float[Tensor, " n"]) -> Int[Tensor, " m"]:
 
 
 def _drawn(errors: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " m"]:
-    """Up to a quarter of the points, the less they are held the likelier: what was dropped before did not help."""
+    """Up to a quarter of the points, the less they are held the likelier: what was dropped before
+    did not help."""
     most = max(1, min(len(errors) - 1, math.ceil(len(errors) / 4)))
     count = int(torch.randint(1, most + 1, (), generator=generator))
     return torch.multinomial(errors.clamp(1e-3, 1.0), count, generator=generator)

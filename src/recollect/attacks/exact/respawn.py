@@ -1,4 +1,5 @@
-"""New points where most is left to explain: those whose joining the span would lower the loss most."""
+"""New points where most is left to explain: those whose joining the span would lower the loss
+most."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def spawn(
     generator: torch.Generator,
     jitter: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, "m r"]:
-    """At most `count` new points of large gain, no two alike: the best of many draws, each led uphill."""
+    """At most `count` new points of large gain, no two alike: the best of many draws, each led
+    uphill."""
     gains = objective.gains(Z, jitter)
     drawn = random_start(geometry, _DRAWS, Z.shape[1], generator).to(Z)
     with torch.no_grad():

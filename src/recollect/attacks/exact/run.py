@@ -1,4 +1,5 @@
-"""The exact attack: Levenberg–Marquardt in stages, one sequence for the last layer and one for more parameters."""
+"""The exact attack: Levenberg–Marquardt in stages, one sequence for the last layer and one for more
+parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Recon
         found = stages.run(n)
     state = found.state
     problem = replace(state.problem, search=attack)
-    # What is reported of all layers is the loss of the network as it is, whatever objective led to the points.
+    # What is reported of all layers is the loss of the network as it is, whatever objective led to
+    # the points.
     last = attack.parameters == "last"
     judge = state.objective if last else problem.layerwise(state.objective.endpoints)
     result = describe(

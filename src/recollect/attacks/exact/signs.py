@@ -1,18 +1,21 @@
 """Σ_i s_i m_i = t, s_i ∈ {−1, +1}: the signs that lifting set aside.
 
-A lifted span (`span/rows.py`) explains Δθ by even parts and one free linear part. The true points also make up that
-linear part: with coefficients C_i^k of the even rows of point i at end k, those of the linear part must be
+A lifted span (`span/rows.py`) explains Δθ by even parts and one free linear part. The true points
+also make up that linear part: with coefficients C_i^k of the even rows of point i at end k, those
+of the linear part must be
 
-    Σ_i s_i C_i^k z_iᵀ = w_k,   weighted by what they multiply (`sign_system` of the span), Kr·c equations.
+    Σ_i s_i C_i^k z_iᵀ = w_k,   weighted by what they multiply (`sign_system` of the span), Kr·c
+    equations.
 
-With as many equations as points this is least squares. With fewer it is a subset sum of low density: the signs are
-a short vector of the lattice spanned by the rows of (Kannan's embedding, with b = (s + 1)/2)
+With as many equations as points this is least squares. With fewer it is a subset sum of low
+density: the signs are a short vector of the lattice spanned by the rows of (Kannan's embedding,
+with b = (s + 1)/2)
 
     [ 2I | κ·2Mᵀ        | 0 ]
     [ −1 | −κ(t + M1)ᵀ  | 1 ]
 
-and LLL finds it. κ is one over the noise of an equation, which is known roughly: a few are tried, and the solution is
-believed only if chance could not have made its residual.
+and LLL finds it. κ is one over the noise of an equation, which is known roughly: a few are tried,
+and the solution is believed only if chance could not have made its residual.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ _CERTAIN = math.log(1e-3)
 _MOST = 300
 """LLL takes a second for 100 points and a quarter of a minute for 200."""
 _DIGITS = (3, 4, 5, 6, 7)
-"""To how many digits the entries of the lattice are kept, those nearest to what the noise leaves tried first."""
+"""To how many digits the entries of the lattice are kept, those nearest to what the noise leaves
+tried first."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ def find_signs(
 ) -> Signs:
     """By least squares where the equations determine every sign, else by LLL.
 
-    `noise` is about the error of an equation. Signs are settled if chance could not have made them fit, and if with
-    them the points still explain Δθ.
+    `noise` is about the error of an equation. Signs are settled if chance could not have made them
+    fit, and if with them the points still explain Δθ.
     """
     M, t = M.cpu().double(), t.cpu().double()
     n = M.shape[1]
@@ -82,7 +86,8 @@ def find_signs(
         return Signs(
             values,
             False,
-            f"{n} signs from {len(t)} equations need lattice reduction, and python-flint is not installed: install it",
+            f"{n} signs from {len(t)} equations need lattice reduction, and python-flint is not "
+            "installed: install it",
         )
     for digits in sorted(
         (digits for digits in _DIGITS if digits < known + 2), key=lambda digits: abs(digits - known)
@@ -93,14 +98,17 @@ def find_signs(
     return Signs(
         values,
         False,
-        "no choice of signs fits what is left over; the points are not exact enough, or some are wrong",
+        "no choice of signs fits what is left over; the points are not exact enough, or some are "
+        "wrong",
     )
 
 
 def _each_matters(M: Tensor, t: Tensor, s: Tensor) -> bool:
-    """Whether every single flip would make the residual a thousand times less likely, as noise alike in all equations.
+    """Whether every single flip would make the residual a thousand times less likely, as noise
+    alike in all equations.
 
-    A pair of points that nearly cancel has large columns; all together fit well then, whatever the small ones say.
+    A pair of points that nearly cancel has large columns; all together fit well then, whatever the
+    small ones say.
     """
     rest = M @ s - t
     rises = 4 * M.square().sum(0) - 4 * s * (M.T @ rest)  # of ‖rest‖², by flipping each
@@ -111,9 +119,10 @@ def _each_matters(M: Tensor, t: Tensor, s: Tensor) -> bool:
 def _log_accidents(M: Tensor, t: Tensor, s: Tensor) -> float:
     """The logarithm of how many of the 2ⁿ choices of signs would fit as well by chance.
 
-    For random signs equation j is off by about N(0, σ_j²), σ_j the norm of M's row; all e of them together are within
-    the ball of radius ε√e, ε the root mean square of what is left, with a probability of about
-    Π_j min(1, g ε/(√(2π) σ_j)), where gᵉ is the volume of the ball of radius √e in e dimensions.
+    For random signs equation j is off by about N(0, σ_j²), σ_j the norm of M's row; all e of them
+    together are within the ball of radius ε√e, ε the root mean square of what is left, with a
+    probability of about Π_j min(1, g ε/(√(2π) σ_j)), where gᵉ is the volume of the ball of radius
+    √e in e dimensions.
     """
     e = len(t)
     epsilon = float((M @ s - t).square().mean().sqrt())

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Thresholds, chosen on victims with known data (docs/benchmarks.md); there is rarely a reason to change one."""
+    """Thresholds, chosen on victims with known data (docs/benchmarks.md); there is rarely a reason
+    to change one."""
 
     exact: float = 1e-20
     """A residual at the rounding of float64: nothing is left to explain."""
@@ -15,22 +16,25 @@ class Tuning:
     """A change is kept only if it multiplies the loss by less than this."""
     # Signs.
     as_good: float = 10.0
-    """Factor by which the residual may rise when the free linear part of a lifted objective is given up. With a wrong
-    sign it rises far more."""
+    """Factor by which the residual may rise when the free linear part of a lifted objective is
+    given up. With a wrong sign it rises far more."""
     wrong_side: float = 1.2
-    """Where turning a point to the other side of the origin multiplies the loss by less, its sign is in doubt."""
+    """Where turning a point to the other side of the origin multiplies the loss by less, its sign
+    is in doubt."""
     doubted_side: float = 2.0
-    """Points worth trying on the other side. On the right side turning multiplies the loss by 3 or more, on the wrong
-    side by about 1."""
+    """Points worth trying on the other side. On the right side turning multiplies the loss by 3 or
+    more, on the wrong side by about 1."""
     # The number of points, from the residual.
     jump: float = 3.0
     """Factor by which the residual rises at least when a point of the data is dropped."""
     clear_jump: float = 10.0
     """The same factor, where the number of points is to be called clear."""
     enough: float = 0.8
-    """Share of unknowns to equations above which a residual falls because points use up the equations."""
+    """Share of unknowns to equations above which a residual falls because points use up the
+    equations."""
     too_far: float = 20.0
-    """Pruning ends when the residual has risen by this factor without a jump: then no number of points stands out."""
+    """Pruning ends when the residual has risen by this factor without a jump: then no number of
+    points stands out."""
     growth: float = 1.3
     """Factor by which the number of points grows at each round."""
     # Respawning, last layer.
@@ -59,14 +63,16 @@ class Tuning:
     spare_hidden: float = 1.5
     """The same where signs hide, which the last layer is good at finding."""
     spare_last: float = 2.4
-    """Equations per unknown from which the last layer has one answer (docs/benchmarks.md); with fewer, ê is too small."""
+    """Equations per unknown from which the last layer has one answer (docs/benchmarks.md); with
+    fewer, ê is too small."""
     firm: float = 0.01
-    """A last layer that holds most points more firmly than this cannot be improved by the other layers."""
+    """A last layer that holds most points more firmly than this cannot be improved by the other
+    layers."""
     little: float = 0.2
     """A point that costs less than this share of the median explains nothing of its own."""
     missing: float = 3.0
-    """A new point that explains more than this many shares of the residual is missing. Measured: 10 where a point was
-    missing, 0.2 where none was."""
+    """A new point that explains more than this many shares of the residual is missing. Measured: 10
+    where a point was missing, 0.2 where none was."""
     few: int = 2
     """New points per round at least."""
     patience_all: int = 4

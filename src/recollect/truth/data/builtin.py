@@ -1,4 +1,5 @@
-"""Two real image sets that need no network: crops of scikit-learn's two photographs, and its handwritten digits."""
+"""Two real image sets that need no network: crops of scikit-learn's two photographs, and its
+handwritten digits."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ _MAXIMUM_COSINE = 0.9
 
 
 def photos() -> tuple[np.ndarray, np.ndarray]:
-    """32×32 colour crops at half resolution, in the order in which each adds most; labels 0 (temple) and 1 (flower).
+    """32×32 colour crops at half resolution, in the order in which each adds most; labels 0
+    (temple) and 1 (flower).
 
-    Crops are taken greedily, each time the one least like any taken before (by cosine, after subtracting one scalar
-    mean, as the network will see them), until the next would be a near-duplicate. So the first n are well spread.
+    Crops are taken greedily, each time the one least like any taken before (by cosine, after
+    subtracting one scalar mean, as the network will see them), until the next would be a
+    near-duplicate. So the first n are well spread.
     """
     from sklearn.datasets import load_sample_image
 
@@ -54,7 +57,8 @@ def _crops(photo: np.ndarray) -> np.ndarray:
 
 
 def _spread(likeness: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Indices in greedy order, the two labels taking turns, each pick the least like all picked before."""
+    """Indices in greedy order, the two labels taking turns, each pick the least like all picked
+    before."""
     worst = likeness.mean(axis=1)  # before anything is taken: the crop least like the rest
     order: list[int] = []
     live = True

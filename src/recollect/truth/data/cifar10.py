@@ -1,7 +1,8 @@
-"""CIFAR-10 from the standard batches in a folder, binary or python, without running any code found in them.
+"""CIFAR-10 from the standard batches in a folder, binary or python, without running any code found
+in them.
 
-The python batches are pickles. What one asks for is written down (`recollect.victim.read.pickles`), and only if that is a plain
-array of bytes is one built.
+The python batches are pickles. What one asks for is written down (`recollect.victim.read.pickles`),
+and only if that is a plain array of bytes is one built.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def load_cifar10(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     found = _find(folder)
     if found is None:
         raise DataError(
-            f"expected data_batch_1 … data_batch_5 (with or without .bin) in {folder}, got none; give the unpacked "
+            f"expected data_batch_1 … data_batch_5 (with or without .bin) in {folder}, got none; "
+            "give the unpacked "
             "CIFAR-10 folder"
         )
     parts = [_read_binary(path) if path.suffix == ".bin" else _read_python(path) for path in found]
@@ -60,12 +62,14 @@ def download_cifar10(folder: Path) -> None:
     except (urllib.error.URLError, OSError) as error:
         reason = getattr(error, "reason", error)
         raise DataError(
-            f"expected CIFAR-10 in {folder} or a network to fetch it, got neither ({reason}); unpack "
+            f"expected CIFAR-10 in {folder} or a network to fetch it, got neither ({reason}); "
+            "unpack "
             f"{URL.rpartition('/')[2]} there, or use --dataset photos"
         ) from None
     if hashlib.sha256(archive).hexdigest() != SHA256:
         raise DataError(
-            f"expected the CIFAR-10 archive with SHA-256 {SHA256[:12]}…, got another file; fetch it again"
+            f"expected the CIFAR-10 archive with SHA-256 {SHA256[:12]}…, got another file; fetch "
+            "it again"
         )
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         batches: dict[Path, bytes] = {}
@@ -96,7 +100,8 @@ def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
     content = np.fromfile(path, dtype=np.uint8)
     if len(content) == 0 or len(content) % _RECORD:
         raise DataError(
-            f"expected records of {_RECORD} bytes in {path}, got {len(content)} bytes; copy the file again"
+            f"expected records of {_RECORD} bytes in {path}, got {len(content)} bytes; copy the "
+            "file again"
         )
     records = content.reshape(-1, _RECORD)
     if records[:, 0].max() > 9:
@@ -109,18 +114,21 @@ def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if path.stat().st_size > 2**28:
         raise DataError(
-            f"expected a batch of about 31 MB at {path}, got {path.stat().st_size >> 20} MB; check its origin"
+            f"expected a batch of about 31 MB at {path}, got {path.stat().st_size >> 20} MB; check "
+            "its origin"
         )
     try:
         content = read_pickle(io.BytesIO(path.read_bytes()), _NAMES)
     except Forbidden as error:
         raise DataError(
-            f"expected plain arrays in {path}, got a pickle that asks for {error}; it was not run: check the file's "
+            f"expected plain arrays in {path}, got a pickle that asks for {error}; it was not run: "
+            "check the file's "
             "origin"
         ) from None
     except ValueError as error:
         raise DataError(
-            f"expected a CIFAR-10 batch at {path}, got a damaged pickle: {error}; copy the file again"
+            f"expected a CIFAR-10 batch at {path}, got a damaged pickle: {error}; copy the file "
+            "again"
         ) from None
     if not isinstance(content, dict):
         raise DataError(
@@ -137,12 +145,14 @@ def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
         or not all(type(label) is int for label in labels)
     ):
         raise DataError(
-            f"expected `data` and `labels` in {path}, got {', '.join(map(str, list(content)[:5]))}; copy the file again"
+            f"expected `data` and `labels` in {path}, got "
+            f"{', '.join(map(str, list(content)[:5]))}; copy the file again"
         )
     pixels = _array(content["data"], path)
     if pixels.shape != (len(labels), _RECORD - 1):
         raise DataError(
-            f"expected {len(labels)}×{_RECORD - 1} bytes in {path}, got {list(pixels.shape)}; copy the file again"
+            f"expected {len(labels)}×{_RECORD - 1} bytes in {path}, got {list(pixels.shape)}; copy "
+            "the file again"
         )
     if not all(0 <= label <= 9 for label in labels):
         raise DataError(f"expected labels 0 to 9 in {path}, got others; this is not CIFAR-10")

@@ -34,7 +34,8 @@ class Dataset:
 def from_images(
     images: np.ndarray, labels: np.ndarray, n: int, *, classes: int, keep_norms: bool = False
 ) -> Dataset:
-    """n images (N×H×W or N×H×W×3 bytes), equal counts of each class in file order; targets one-hot."""
+    """n images (N×H×W or N×H×W×3 bytes), equal counts of each class in file order; targets
+    one-hot."""
     if images.ndim == 3:
         images = images[..., None]
     if (
@@ -44,7 +45,8 @@ def from_images(
         or images.size == 0
     ):
         raise DataError(
-            f"expected images N×H×W or N×H×W×3 as bytes, got {list(images.shape)} {images.dtype}; convert them"
+            f"expected images N×H×W or N×H×W×3 as bytes, got {list(images.shape)} {images.dtype}; "
+            "convert them"
         )
     check_size(images[0].size)
     chosen = equal_counts(labels, n, classes)
@@ -58,7 +60,8 @@ def from_images(
     )
     if space.std == 0:
         raise DataError(
-            "expected images that differ from one another, got a single colour throughout; choose other images"
+            "expected images that differ from one another, got a single colour throughout; choose "
+            "other images"
         )
     targets = torch.nn.functional.one_hot(torch.from_numpy(labels[chosen]).long(), classes).double()
     return from_arrays(
@@ -73,16 +76,19 @@ def from_arrays(
     keep_norms: bool = False,
     pixel_space: PixelSpace | None = None,
 ) -> Dataset:
-    """Rows scaled to norm √d (as:data_on_sphere) unless `keep_norms`; the basis is an orthonormal span of the rows."""
+    """Rows scaled to norm √d (as:data_on_sphere) unless `keep_norms`; the basis is an orthonormal
+    span of the rows."""
     check_size(inputs.shape[1])
     inputs, targets = inputs.double(), targets.double()
     if not inputs.numel() or not targets.numel():
         raise DataError(
-            f"expected inputs and targets, got {list(inputs.shape)} and {list(targets.shape)}; check the data"
+            f"expected inputs and targets, got {list(inputs.shape)} and {list(targets.shape)}; "
+            "check the data"
         )
     if not all(float(part.abs().max()) < 1e100 for part in (inputs, targets)):
         raise DataError(
-            "expected finite inputs and targets, got NaN, infinite or enormous values; clean the data"
+            "expected finite inputs and targets, got NaN, infinite or enormous values; clean the "
+            "data"
         )
     norms = torch.linalg.vector_norm(inputs, dim=1)
     if not (norms > 0).all():
@@ -95,7 +101,8 @@ def from_arrays(
 
 
 def check_size(d: int) -> None:
-    """A kilobyte of zeros, packed, can be an image of any size; and no network takes so many inputs."""
+    """A kilobyte of zeros, packed, can be an image of any size; and no network takes so many
+    inputs."""
     if d > _LARGEST:
         raise DataError(
             f"expected at most {_LARGEST} numbers a point, got {d}; make the images smaller"
@@ -111,7 +118,8 @@ def span_of(X: Float[Tensor, "n d"]) -> Float[Tensor, "d r"]:
 
 
 def equal_counts(labels: np.ndarray, n: int, classes: int) -> np.ndarray:
-    """Indices of n points, as evenly over the classes as n allows, in file order within each; sorted by class."""
+    """Indices of n points, as evenly over the classes as n allows, in file order within each;
+    sorted by class."""
     if not 1 <= n <= 10**8:
         raise OptionError(
             f"expected --n between 1 and 10⁸, got {n:.6g}; ask for another number of points"
@@ -125,7 +133,8 @@ def equal_counts(labels: np.ndarray, n: int, classes: int) -> np.ndarray:
         found = np.flatnonzero(labels == label)[:wanted]
         if len(found) < wanted:
             raise OptionError(
-                f"expected at least {wanted} points of class {label} for --n {n}, got {len(found)}; ask for fewer"
+                f"expected at least {wanted} points of class {label} for --n {n}, got "
+                f"{len(found)}; ask for fewer"
             )
         chosen.append(found)
     return np.concatenate(chosen)

@@ -17,16 +17,19 @@ from recollect.truth.data.dataset import check_size, equal_counts
 _LIMIT = 8 * 2**30
 _ALWAYS = 2**24
 _RATIO = 100
-"""An archive may unpack to so many bytes, or to so many times its own; zeros would be packed to a thousandth."""
+"""An archive may unpack to so many bytes, or to so many times its own; zeros would be packed to a
+thousandth."""
 _FILE = 2**26
 """Bytes of one image file: far more than any has that may be unpacked."""
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""Whatever a file is called, it is read as one of these alone: others call programs, or are rarely looked after."""
+"""Whatever a file is called, it is read as one of these alone: others call programs, or are rarely
+looked after."""
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz`; pickled objects are refused, and so is an archive that unpacks to too much."""
+    """The arrays of an `.npz`; pickled objects are refused, and so is an archive that unpacks to
+    too much."""
     if not path.is_file():
         raise DataError(f"expected an .npz file at {path}, got nothing there; check the path")
     try:
@@ -38,7 +41,8 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
             )
             if size > min(_LIMIT, most):
                 raise DataError(
-                    f"expected at most {min(_LIMIT, most) >> 20} MiB in {path}, got a file that unpacks to "
+                    f"expected at most {min(_LIMIT, most) >> 20} MiB in {path}, got a file that "
+                    "unpacks to "
                     f"{size >> 20} MiB; make it smaller, or save it uncompressed"
                 )
             if any(
@@ -55,12 +59,14 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
         raise
     except Exception as error:  # numpy and zipfile raise many kinds on damaged files
         raise DataError(
-            f"expected a whole .npz of plain arrays at {path}, got: {' '.join(str(error).split())[:160]}; save it again"
+            f"expected a whole .npz of plain arrays at {path}, got: "
+            f"{' '.join(str(error).split())[:160]}; save it again"
         ) from None
 
 
 def _array(content: bytearray) -> np.ndarray:
-    """What `np.save` wrote. The header is compared with what follows it before there is an array of its shape."""
+    """What `np.save` wrote. The header is compared with what follows it before there is an array of
+    its shape."""
     stream = io.BytesIO(content)
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
@@ -86,7 +92,8 @@ def _array(content: bytearray) -> np.ndarray:
 def load_image_folder(folder: Path, n: int) -> tuple[np.ndarray, np.ndarray, int]:
     """The images that n points take, their labels, and how many classes there are.
 
-    Each subfolder is a class, in alphabetical order; without any, all are one. No other image is opened.
+    Each subfolder is a class, in alphabetical order; without any, all are one. No other image is
+    opened.
     """
     subfolders = sorted(
         path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
@@ -102,7 +109,8 @@ def load_image_folder(folder: Path, n: int) -> tuple[np.ndarray, np.ndarray, int
     most = min(_LIMIT, max(_ALWAYS, _RATIO * packed))
     if size > most:
         raise DataError(
-            f"expected at most {most >> 20} MiB of pixels in {folder}, got {size >> 20} MiB; make the images smaller, "
+            f"expected at most {most >> 20} MiB of pixels in {folder}, got {size >> 20} MiB; make "
+            "the images smaller, "
             "or ask for fewer"
         )
     return (
@@ -113,7 +121,8 @@ def load_image_folder(folder: Path, n: int) -> tuple[np.ndarray, np.ndarray, int
 
 
 def _image(path: Path, like: np.ndarray | None) -> np.ndarray:
-    """The pixels, h×w×3. An image of another size than `like`, or too large for anything, is not unpacked."""
+    """The pixels, h×w×3. An image of another size than `like`, or too large for anything, is not
+    unpacked."""
     from PIL import Image
 
     try:
@@ -121,13 +130,15 @@ def _image(path: Path, like: np.ndarray | None) -> np.ndarray:
             raise ValueError(f"a file of {path.stat().st_size >> 20} MiB")
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            # From memory, where asking for more than there is costs nothing; a file makes room for it first.
+            # From memory, where asking for more than there is costs nothing; a file makes room for
+            # it first.
             with Image.open(io.BytesIO(path.read_bytes()), formats=_FORMATS) as picture:
                 check_size(3 * math.prod(picture.size))
                 if like is not None and picture.size != like.shape[1::-1]:
                     (w, h), (h0, w0) = picture.size, like.shape[:2]
                     raise DataError(
-                        f"expected images of one size, got {w}×{h} in {path.name} after {w0}×{h0}; resize them to one "
+                        f"expected images of one size, got {w}×{h} in {path.name} after {w0}×{h0}; "
+                        "resize them to one "
                         "size"
                     )
                 return np.asarray(picture.convert("RGB"))
@@ -139,7 +150,8 @@ def _image(path: Path, like: np.ndarray | None) -> np.ndarray:
         Image.DecompressionBombWarning,
     ) as error:
         raise DataError(
-            f"expected an image at {path}, got: {' '.join(str(error).split())[:160]}; remove or replace it"
+            f"expected an image at {path}, got: {' '.join(str(error).split())[:160]}; remove or "
+            "replace it"
         ) from None
 
 

@@ -25,7 +25,8 @@ def load_dataset(
     seed: int = 0,
     keep_norms: bool = False,
 ) -> Dataset:
-    """`synthetic`, `photos`, `digits`, `cifar10`, or a path. `dim`, `rank`, `noise` and `seed` are for `synthetic`."""
+    """`synthetic`, `photos`, `digits`, `cifar10`, or a path. `dim`, `rank`, `noise` and `seed` are
+    for `synthetic`."""
     if dataset == "synthetic":
         return synthetic(n=n, dim=dim, rank=rank, noise=noise, seed=seed)
     if dataset in ("photos", "digits"):
@@ -43,7 +44,8 @@ def load_dataset(
         return _from_npz(path, n, keep_norms)
     if not path.is_dir():
         raise OptionError(
-            f"expected --dataset synthetic, photos, digits, cifar10, a folder or an .npz file, got {dataset!r}; "
+            "expected --dataset synthetic, photos, digits, cifar10, a folder or an .npz file, got "
+            f"{dataset!r}; "
             "check the name"
         )
     if is_cifar10(path):
@@ -64,12 +66,14 @@ def _from_npz(path: Path, n: int, keep_norms: bool) -> Dataset:
             or labels.min(initial=0) < 0
         ):
             raise DataError(
-                f"expected one whole number a label in {path}, got {list(labels.shape)} {labels.dtype}; save "
+                f"expected one whole number a label in {path}, got {list(labels.shape)} "
+                f"{labels.dtype}; save "
                 "`labels` as N integers from 0"
             )
         if labels.max(initial=0) >= 10_000:
             raise DataError(
-                f"expected fewer than 10000 classes in {path}, got label {labels.max()}; number the classes from 0"
+                f"expected fewer than 10000 classes in {path}, got label {labels.max()}; number "
+                "the classes from 0"
             )
         return from_images(
             images, labels, n, classes=int(labels.max(initial=0)) + 1, keep_norms=keep_norms
@@ -85,11 +89,13 @@ def _from_npz(path: Path, n: int, keep_norms: bool) -> Dataset:
             )
         if not 1 <= n <= len(inputs):
             raise OptionError(
-                f"expected --n between 1 and the {len(inputs)} points in {path}, got {n}; ask for fewer"
+                f"expected --n between 1 and the {len(inputs)} points in {path}, got {n}; ask for "
+                "fewer"
             )
         as_tensor = [torch.from_numpy(array[:n].astype(np.float64)) for array in (inputs, targets)]
         return from_arrays(*as_tensor, keep_norms=keep_norms)
     raise DataError(
-        f"expected `images` and `labels`, or `inputs` and `targets`, in {path}, got {', '.join(list(arrays)[:6])}; "
+        f"expected `images` and `labels`, or `inputs` and `targets`, in {path}, got "
+        f"{', '.join(list(arrays)[:6])}; "
         "rename the arrays"
     )

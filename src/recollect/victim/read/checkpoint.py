@@ -1,8 +1,8 @@
-"""Reading θ0 and θf from files that may be hostile: `.safetensors`, and `.pt` without running what it asks for."""
+"""Reading θ0 and θf from files that may be hostile: `.safetensors`, and `.pt` without running what
+it asks for."""
 
 from __future__ import annotations
 
-import os.path
 import re
 import struct
 import zipfile
@@ -26,7 +26,8 @@ _PREFIXES = re.compile(r"(?:module\.|_orig_mod\.)*")
 """What `DataParallel` and `torch.compile` put before every name."""
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _COUNTS = (torch.int64, torch.bool)
-"""Buffers beside the weights: counters, positions, masks. Smaller integers are quantised weights."""
+"""Buffers beside the weights: counters, positions, masks. Smaller integers are quantised
+weights."""
 _LARGEST = 1e100
 """Weights beyond this are broken, and their squares would overflow."""
 
@@ -62,7 +63,8 @@ def read_checkpoint(source: Source) -> Checkpoint:
     path = Path(source)
     if not path.is_file():
         raise CheckpointError(
-            f"expected a checkpoint at {path}, got {'a folder' if path.is_dir() else 'nothing there'}; check the path"
+            f"expected a checkpoint at {path}, got "
+            f"{'a folder' if path.is_dir() else 'nothing there'}; check the path"
         )
     # By content: people call the same file .pt, .pth.tar, .ckpt or .pkl.
     with path.open("rb") as stream:
@@ -82,7 +84,8 @@ def read_checkpoint(source: Source) -> Checkpoint:
         tensors, beside = _read_torch(path)
     else:
         raise CheckpointError(
-            f"expected a .safetensors or .pt checkpoint, got {path.name}, which begins like neither; save it as one "
+            f"expected a .safetensors or .pt checkpoint, got {path.name}, which begins like "
+            "neither; save it as one "
             "of those"
         )
     tensors = {name: tensor for name, tensor in tensors.items() if not is_extra(name)}
@@ -107,7 +110,8 @@ def _from_memory(source: Mapping[str, Any] | nn.Module) -> Checkpoint:
             )
         except (TypeError, ValueError, RuntimeError):
             raise CheckpointError(
-                f"expected tensors or numpy arrays in {where}, got {name} of type {type(value).__name__}; give the "
+                f"expected tensors or numpy arrays in {where}, got {name} of type "
+                f"{type(value).__name__}; give the "
                 "model's state_dict()"
             ) from None
     if not tensors:
@@ -127,11 +131,13 @@ def check_tensor(path: Path, name: str, tensor: Tensor) -> None:
     plain = not (tensor.is_nested or tensor.is_meta) and tensor.layout is torch.strided
     if not plain or tensor.dtype not in (*_FLOATS, *_COUNTS):
         raise CheckpointError(
-            f"expected plain floating-point weights in {path}, got {name} as {kind}; dequantise the model first"
+            f"expected plain floating-point weights in {path}, got {name} as {kind}; dequantise "
+            "the model first"
         )
     if tensor.dim() > 8:
         raise CheckpointError(
-            f"expected weights in {path}, got {name} of shape {list(tensor.shape)[:9]}; check the model"
+            f"expected weights in {path}, got {name} of shape {list(tensor.shape)[:9]}; check the "
+            "model"
         )
     if tensor.dtype in _COUNTS or tensor.numel() == 0:
         return
@@ -147,8 +153,14 @@ def check_tensor(path: Path, name: str, tensor: Tensor) -> None:
 def bare_names(names: Iterable[str]) -> dict[str, str]:
     """Each name without what was put before all of them."""
     names = list(names)
-    prefix = _PREFIXES.match(os.path.commonprefix(names))
+    prefix = _PREFIXES.match(_common_start(names))
     return {name: name[prefix.end() :] if prefix else name for name in names}
+
+
+def _common_start(names: list[str]) -> str:
+    """The longest start that all names share, character by character."""
+    least, most = min(names, default=""), max(names, default="")
+    return next((least[:k] for k, char in enumerate(least) if most[k] != char), least)
 
 
 def is_extra(name: str) -> bool:
@@ -171,12 +183,14 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], frozenset[str]]:
                     name for name in weights if not isinstance(name, str) and str(name) in weights
                 )
                 raise CheckpointError(
-                    f"expected a name for each tensor in {path}, got {twice!r} and '{twice}'; name them apart"
+                    f"expected a name for each tensor in {path}, got {twice!r} and '{twice}'; name "
+                    "them apart"
                 )
             return tensors, _keys(file.content, without=state)
     except Forbidden as error:
         raise CheckpointError(
-            f"expected plain tensors in {path}, got pickled code that loading would run ({error}); it was not run: "
+            f"expected plain tensors in {path}, got pickled code that loading would run ({error}); "
+            "it was not run: "
             "save model.state_dict(), best as .safetensors"
         ) from None
     except (
@@ -194,7 +208,8 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], frozenset[str]]:
 
 
 def _state_dict(file: TorchFile, path: Path) -> dict[Any, Any]:
-    """The file's content, or what lies in it under a name that is used for it, or the only thing that can be it."""
+    """The file's content, or what lies in it under a name that is used for it, or the only thing
+    that can be it."""
     content = file.content
     for _ in range(4):  # a hostile dictionary may hold itself
         if not isinstance(content, dict) or _is_state_dict(file, content):
@@ -210,7 +225,8 @@ def _state_dict(file: TorchFile, path: Path) -> dict[Any, Any]:
                     if any(value is one for one in inner[:4])
                 ]
                 raise CheckpointError(
-                    f"expected one state dict in {path}, got {', '.join(several[:4])}; save the one to look at alone"
+                    f"expected one state dict in {path}, got {', '.join(several[:4])}; save the "
+                    "one to look at alone"
                 )
         if not inner:
             break
@@ -222,7 +238,8 @@ def _state_dict(file: TorchFile, path: Path) -> dict[Any, Any]:
         ", ".join(str(key)[:40] for key in list(content)[:4]) if isinstance(content, dict) else kind
     )
     raise CheckpointError(
-        f"expected a state dict of tensors in {path}, got {found or 'an empty one'}; save model.state_dict()"
+        f"expected a state dict of tensors in {path}, got {found or 'an empty one'}; save "
+        "model.state_dict()"
     )
 
 
@@ -237,15 +254,16 @@ def _is_state_dict(file: TorchFile, content: Mapping[Any, Any]) -> bool:
 
 
 def _weight(file: TorchFile, value: Any) -> Asked | None:
-    """The tensor that a value of a state dict is, if any; of a quantised layer's weight and bias, the weight."""
+    """The tensor that a value of a state dict is, if any; of a quantised layer's weight and bias,
+    the weight."""
     if isinstance(value, tuple) and value and file.is_quantised(value[0]):
         value = value[0]
     return value if isinstance(value, Asked) and file.is_tensor(value) else None
 
 
 def _keys(content: Any, without: object) -> frozenset[str]:
-    """Every key in the content but for those of one dictionary. Each thing is looked at once, however often it is
-    spoken of."""
+    """Every key in the content but for those of one dictionary. Each thing is looked at once,
+    however often it is spoken of."""
     keys: set[str] = set()
     seen, left = {id(without)}, [content]
     while left:

@@ -1,4 +1,5 @@
-"""A plain MLP, or random features, from a bare state dict: shapes give the widths, the chain of shapes the order."""
+"""A plain MLP, or random features, from a bare state dict: shapes give the widths, the chain of
+shapes the order."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ from recollect.victim.mlp import MLP, random_features
 from recollect.victim.network import Layer
 
 METADATA_KEY = "recollect"
-"""Checkpoints made here carry their architecture under this key: what a model card would tell, nothing of the data."""
+"""Checkpoints made here carry their architecture under this key: what a model card would tell,
+nothing of the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What a state dict does not hold: the activation, and how a flat input is laid out as an image."""
+    """What a state dict does not hold: the activation, and how a flat input is laid out as an
+    image."""
 
     activation: str | None = None
     """None: not said."""
@@ -51,13 +54,15 @@ class Architecture:
             )
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise CheckpointError(
-                f"expected the metadata entry {METADATA_KEY!r} to describe a network, got something else; remove it "
+                f"expected the metadata entry {METADATA_KEY!r} to describe a network, got "
+                "something else; remove it "
                 "from the file"
             ) from None
 
 
 def infer_network(state: Theta, activation: str | None = None) -> MLP:
-    """The MLP whose parameters `state` holds. ReLU is assumed unless told: a state dict does not say."""
+    """The MLP whose parameters `state` holds. ReLU is assumed unless told: a state dict does not
+    say."""
     if activation is None:
         return replace(infer_network(state, "relu"), assumed=True)
     state = {
@@ -83,12 +88,14 @@ def infer_network(state: Theta, activation: str | None = None) -> MLP:
         )
         raise CheckpointError(
             f"expected weights (and biases) of a plain MLP, got {listed}; "
-            "for another architecture give --model package.module:factory (and --input-shape), or in Python "
+            "for another architecture give --model package.module:factory (and --input-shape), or "
+            "in Python "
             "Victim(model, theta_0, theta_f)"
         )
     if len(weights) < 2:
         raise CheckpointError(
-            f"expected at least two weight matrices, got {next(iter(weights))} alone; a linear model hides nothing"
+            f"expected at least two weight matrices, got {next(iter(weights))} alone; a linear "
+            "model hides nothing"
         )
     order = _order(weights)
     widths = (weights[order[0]][1], *(weights[name][0] for name in order))
@@ -108,7 +115,8 @@ def _random_features(state: Theta, activation: str) -> MLP:
     if not fits:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in state.items())
         raise CheckpointError(
-            f"expected random features V (p×d), b (p), theta (c×p), got {shapes}; save the tensors in those shapes"
+            f"expected random features V (p×d), b (p), theta (c×p), got {shapes}; save the tensors "
+            "in those shapes"
         )
     return random_features(
         V.shape[1], V.shape[0], theta.shape[0], bias=bias is not None, activation=activation
@@ -122,13 +130,15 @@ def _bias_of(weight: str) -> str:
 
 
 def _order(weights: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The layers from input to output: the one order in which shapes chain and numbers in like names count up."""
+    """The layers from input to output: the one order in which shapes chain and numbers in like
+    names count up."""
     families: dict[str, list[str]] = {}
     for name in sorted(
         weights, key=lambda name: [int(digits) for digits in re.findall(r"\d+", name)]
     ):
         families.setdefault(re.sub(r"\d+", "#", name), []).append(name)
-    # Within a family the order is fixed; only how families interleave is searched, and not for a hostile file's 30!.
+    # Within a family the order is fixed; only how families interleave is searched, and not for a
+    # hostile file's 30!.
     searched = (
         _chains(list(families.values()), weights) if len(families) <= _FAMILIES else iter((None,))
     )
@@ -142,20 +152,22 @@ def _order(weights: Mapping[str, tuple[int, ...]]) -> list[str]:
     if len(families) > _FAMILIES:
         problem = f"{len(families)} different names are too many to try their orders"
     raise CheckpointError(
-        f"expected weight matrices that chain from input to output, got {listed}: {problem}; name the layers 0, 1, 2, …"
+        f"expected weight matrices that chain from input to output, got {listed}: {problem}; name "
+        "the layers 0, 1, 2, …"
     )
 
 
 _FAMILIES = 8
 _STEPS = 20_000
-"""Far more than it takes to find two orders where there are two; without an end of steps there is none to dead ends."""
+"""Far more than it takes to find two orders where there are two; without an end of steps there is
+none to dead ends."""
 
 
 def _chains(
     families: list[list[str]], weights: Mapping[str, tuple[int, ...]]
 ) -> Iterator[list[str] | None]:
-    """Every order that fits, depth first; None at the end if the search was given up. No recursion: there may be a
-    thousand layers."""
+    """Every order that fits, depth first; None at the end if the search was given up. No recursion:
+    there may be a thousand layers."""
     total, taken = sum(map(len, families)), [0] * len(families)
     chain: list[str] = []
     last: list[int] = []  # the family of each in the chain

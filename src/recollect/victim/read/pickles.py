@@ -1,9 +1,10 @@
 """Pickles read as data: what they ask for is written down, and nothing of it is done.
 
-An unpickler, even one from which no code can be reached, does as it is told: it makes a table of 2³¹ places for one
-that is numbered so, a gigabyte of zeros for a `bytearray`, a hash of a tuple in a tuple in a tuple until the stack
-overflows. Here there are values, containers of values, and notes of what else was asked for. What is read once may be
-spoken of many times: whatever takes longer for a longer value is paid for by its length, each time.
+An unpickler, even one from which no code can be reached, does as it is told: it makes a table of
+2³¹ places for one that is numbered so, a gigabyte of zeros for a `bytearray`, a hash of a tuple in
+a tuple in a tuple until the stack overflows. Here there are values, containers of values, and notes
+of what else was asked for. What is read once may be spoken of many times: whatever takes longer for
+a longer value is paid for by its length, each time.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ def read_pickle(
     names: Collection[str],
     outside: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """The value that the stream holds next. ValueError where it is damaged, `Forbidden` for names other than `names`.
+    """The value that the stream holds next. ValueError where it is damaged, `Forbidden` for names
+    other than `names`.
 
-    `outside` says what stands for something that the pickle refers to and does not hold. The stream lies in memory: an
-    open file that is asked for 2³¹ bytes makes room for them first.
+    `outside` says what stands for something that the pickle refers to and does not hold. The stream
+    lies in memory: an open file that is asked for 2³¹ bytes makes room for them first.
     """
     machine = _Machine(names, outside)
     try:
@@ -61,7 +63,8 @@ def read_pickle(
 
 
 def as_bytes(value: Any) -> bytes:
-    """Bytes, also those that python 3 pickled in protocol 2, as a call that makes them of a text."""
+    """Bytes, also those that python 3 pickled in protocol 2, as a call that makes them of a
+    text."""
     if (
         isinstance(value, Asked)
         and value.name == _ENCODE
@@ -182,7 +185,8 @@ class _Machine:
             if isinstance(key, (str, bytes)):
                 self._spend(len(key) >> 6)  # as long as it takes to find two long ones equal
             elif isinstance(key, (tuple, Name, Asked)):
-                continue  # nothing is looked up by it, and a tuple's hash may take more stack than there is
+                # nothing is looked up by it, and a tuple's hash may take more stack than there is
+                continue
             elif not (
                 key is None or isinstance(key, float) or (isinstance(key, int) and abs(key) < 2**63)
             ):

@@ -1,7 +1,8 @@
-"""What `torch.save` wrote, without `torch.load`: tensors are views of bytes of the file, and of no more than it holds.
+"""What `torch.save` wrote, without `torch.load`: tensors are views of bytes of the file, and of no
+more than it holds.
 
-`weights_only=True` keeps code from running. It does not keep a file of some hundred bytes from asking for tensors of
-terabytes, or from ending the process.
+`weights_only=True` keeps code from running. It does not keep a file of some hundred bytes from
+asking for tensors of terabytes, or from ending the process.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ class TorchFile:
         return isinstance(value, Asked) and value.name == _QUANTISED
 
     def tensor(self, asked: Asked) -> Tensor:
-        """The tensor; on no device (`meta`) if it is not a plain one. ValueError if it cannot be what it says it is."""
+        """The tensor; on no device (`meta`) if it is not a plain one. ValueError if it cannot be
+        what it says it is."""
         for _ in range(4):  # a parameter may be wrapped around a parameter
             if asked.name in _AROUND:
                 asked = _one(Asked, asked.args[:1])
@@ -177,7 +179,8 @@ class TorchFile:
 
 @contextmanager
 def open_torch_file(path: Path) -> Iterator[TorchFile]:
-    """ValueError (or what `zipfile` raises) where the file is damaged, `Forbidden` where it asks for code."""
+    """ValueError (or what `zipfile` raises) where the file is damaged, `Forbidden` where it asks
+    for code."""
     with path.open("rb") as stream:
         if stream.read(4) == b"PK\x03\x04":
             with zipfile.ZipFile(stream) as archive:
@@ -222,7 +225,8 @@ class _Members:
 
 
 class _Old:
-    """A file from before torch 1.6: pickles one after the other, then each storage, its length before it."""
+    """A file from before torch 1.6: pickles one after the other, then each storage, its length
+    before it."""
 
     def __init__(self, whole: mmap.mmap) -> None:
         self._whole = whole
