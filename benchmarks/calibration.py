@@ -1,8 +1,9 @@
 """How far a point's confidence can be trusted: victims whose data are known, and null victims that
 have none.
 
-    python benchmarks/calibration.py --out results.jsonl [--seconds 500]     what is in the file is
-    not run again python benchmarks/calibration.py --table results.jsonl [more.jsonl]
+    python benchmarks/calibration.py --out results.jsonl [--seconds 500]
+            what is in the file is not run again
+    python benchmarks/calibration.py --table results.jsonl [more.jsonl]
 
 Every victim is attacked as an audit would, and each point found is written down with its confidence
 and its distance to the closest true point. A point is called recovered from a confidence of

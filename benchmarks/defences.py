@@ -1,9 +1,10 @@
 """What defences do: a model trained or published in a safer way, audited as it is, scored against
 the truth afterwards.
 
-    python benchmarks/defences.py --out runs [--budget 45s] [--seeds 3] [--share K/N]     what is
-    done is not done again python benchmarks/defences.py --table runs python benchmarks/defences.py
-    --table runs --figure defences.png
+    python benchmarks/defences.py --out runs [--budget 45s] [--seeds 3] [--share K/N]
+            what is done is not done again
+    python benchmarks/defences.py --table runs
+    python benchmarks/defences.py --table runs --figure defences.png
 
 Every model is two layers of width 400 on ten digits, plain gradient descent on the squared error,
 biases and default initialisation, but for what is defended with. `fit` is the share of training

@@ -1,15 +1,17 @@
 """`--solver auto` against the paper's gradient descent, on the same victims: ρ, time, where
 recovery starts.
 
-    python benchmarks/exact.py --part synthetic --out results.jsonl [--seconds 500] [--dtypes
-    float64,float32] python benchmarks/exact.py --part features  --out results.jsonl python
-    benchmarks/exact.py --part images --cifar cifar10.npz --out results.jsonl python
-    benchmarks/exact.py --part small     --out results.jsonl --device cpu python benchmarks/exact.py
-    --part stuck     --out results.jsonl --device cpu --solvers auto python benchmarks/exact.py
-    --part threshold --out results.jsonl python benchmarks/exact.py --part count --cifar cifar10.npz
-    --out results.jsonl python benchmarks/exact.py --table results.jsonl python benchmarks/exact.py
-    --figure exact.png --table results.jsonl     (needs matplotlib) python benchmarks/exact.py
-    --figure threshold.png --table results.jsonl --part threshold
+    python benchmarks/exact.py --part synthetic --out results.jsonl [--seconds 500]
+            [--dtypes float64,float32]
+    python benchmarks/exact.py --part features  --out results.jsonl
+    python benchmarks/exact.py --part images --cifar cifar10.npz --out results.jsonl
+    python benchmarks/exact.py --part small     --out results.jsonl --device cpu
+    python benchmarks/exact.py --part stuck     --out results.jsonl --device cpu --solvers auto
+    python benchmarks/exact.py --part threshold --out results.jsonl
+    python benchmarks/exact.py --part count --cifar cifar10.npz --out results.jsonl
+    python benchmarks/exact.py --table results.jsonl
+    python benchmarks/exact.py --figure exact.png --table results.jsonl     (needs matplotlib)
+    python benchmarks/exact.py --figure threshold.png --table results.jsonl --part threshold
 
 Each result is one line of JSON; what is in the file already is not run again, so a part may be cut
 short and resumed. `--solvers auto` leaves the baseline out, `--solvers gd` runs it alone, `--shard

@@ -1,15 +1,19 @@
 """All layers: what an evaluation costs by four ways to it, and what `--parameters all` reads out of
 narrow networks.
 
-    python benchmarks/layers.py --part evaluation --cifar cifar10.npz --out results.jsonl [--device
-    cpu] python benchmarks/layers.py --part descent    --cifar cifar10.npz --out results.jsonl
-    [--device cpu] python benchmarks/layers.py --part narrow     --cifar cifar10.npz --out
-    results.jsonl [--seconds 500] python benchmarks/layers.py --part growth     --cifar cifar10.npz
-    --out results.jsonl python benchmarks/layers.py --part images     --cifar cifar10.npz --out
-    results.jsonl    (convolutional, residual) python benchmarks/layers.py --picture
-    convolutional-0.safetensors PNG --cifar cifar10.npz  (what --save DIR left) python
-    benchmarks/layers.py --table results.jsonl python benchmarks/layers.py --figure growth.png
-    --table results.jsonl     (needs matplotlib)
+    python benchmarks/layers.py --part evaluation --cifar cifar10.npz --out results.jsonl
+            [--device cpu]
+    python benchmarks/layers.py --part descent
+            --cifar cifar10.npz --out results.jsonl [--device cpu]
+    python benchmarks/layers.py --part narrow
+            --cifar cifar10.npz --out results.jsonl [--seconds 500]
+    python benchmarks/layers.py --part growth     --cifar cifar10.npz --out results.jsonl
+    python benchmarks/layers.py --part images     --cifar cifar10.npz --out results.jsonl
+            (convolutional, residual)
+    python benchmarks/layers.py --picture convolutional-0.safetensors PNG --cifar cifar10.npz
+            (what --save DIR left)
+    python benchmarks/layers.py --table results.jsonl
+    python benchmarks/layers.py --figure growth.png --table results.jsonl     (needs matplotlib)
 
 Each result is one line of JSON; what is in the file already is not run again. The ways of
 `evaluation`, each an objective and its gradient: layerwise (ours), cg (the paper's: conjugate
@@ -48,12 +52,12 @@ from recollect import (
     reconstruct,
 )
 from recollect.geometry import Sphere, random_start
+from recollect.objective.evidence import Evidence
 from recollect.objective.implicit import ImplicitObjective
 from recollect.objective.last_layer import LastLayerObjective
-from recollect.objective.layerwise import LayerwiseObjective, layerwise_bytes
+from recollect.objective.layerwise import LayerwiseObjective
 from recollect.simulate.training import train_network
 from recollect.solve.loop import minimise, start
-from recollect.system.progress import quiet, until
 from recollect.system.seeds import stream
 from recollect.truth.data.load import load_dataset
 from recollect.truth.match import match, signed_distances
@@ -153,7 +157,7 @@ def descents(path: Path, n: int, width: int, starts: int) -> Row:
         path, n, width, 2, 0, tolerance=1e-2
     )  # its weights need not be trained to the end
     d, c, sphere = victim.d, victim.c, Sphere(math.sqrt(victim.d))
-    objective = LastLayerObjective(victim, device=DEVICE, dtype=torch.float32)
+    objective = LastLayerObjective(Evidence.change(victim), device=DEVICE, dtype=torch.float32)
     Z = torch.stack([random_start(sphere, n, d, stream(f"start {k}", 0)) for k in range(starts)])
     Z = (Z if starts > 1 else Z[0]).to(DEVICE, torch.float32)
 
@@ -195,15 +199,17 @@ def evaluations(path: Path, n: int, width: int, depth: int, c: int, at: str) -> 
     start = truth if at == "data" else random_start(Sphere(math.sqrt(d)), n, d, stream("start", 0))
     X = start.to(DEVICE, torch.float32)
     options: dict[str, Any] = {"device": DEVICE, "dtype": torch.float32}
-    ours, last = LayerwiseObjective(victim, names, **options), LastLayerObjective(victim, **options)
-    papers = ImplicitObjective(victim, names, **options)
+    evidence = Evidence.change(victim)
+    ours = LayerwiseObjective(evidence, names, **options)
+    last = LastLayerObjective(evidence, **options)
+    papers = ImplicitObjective(evidence, names, **options)
     seconds, peak = timed(lambda: ours.fit(X))
     seconds = timed(graphed(lambda: ours.fit(X)))[0]
     m = sum(victim.theta_f[name].numel() for name in names)
     return {
         "layerwise_ms": 1e3 * seconds,
         "layerwise_mb": None if math.isnan(peak) else peak,
-        "estimate_mb": layerwise_bytes(victim, names, n, torch.float32) / 1e6,
+        "estimate_mb": ours.sizes.fit_bytes(n) / 1e6,
         "last_layer_ms": 1e3 * timed(graphed(lambda: last.fit(X)))[0],
         "cg_ms": 1e3 * timed(lambda: papers.fit(X), least=0.0)[0],
         "cg_iterations": statistics.median(papers.iterations),
@@ -255,8 +261,8 @@ def attacked(
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    limited = until(time.monotonic() + limit, quiet)
-    found = reconstruct(victim, len(truth), attack, seed=seed, device=DEVICE, progress=limited)
+    deadline = time.monotonic() + limit
+    found = reconstruct(victim, len(truth), attack, seed=seed, device=DEVICE, deadline=deadline)
     sync()
     seconds = time.perf_counter() - began
     score = evaluate(found, truth)
@@ -287,7 +293,8 @@ def left_at(victim: Victim, X: torch.Tensor) -> dict[str, float]:
     ends = (Endpoints.FINAL, Endpoints.BOTH, Endpoints.PATH)
     names, like = victim.select("all"), {"device": DEVICE, "dtype": torch.float64}
     objectives = [
-        LayerwiseObjective(victim, names, endpoints=end, balanced=True, **like) for end in ends
+        LayerwiseObjective(Evidence.change(victim).at(end), names, balanced=True, **like)
+        for end in ends
     ]
     return {
         objective.endpoints.value: float(objective.fit(X.to(DEVICE).double(), gradient=False).loss)

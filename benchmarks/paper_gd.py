@@ -36,6 +36,7 @@ from recollect import (
     reconstruct,
 )
 from recollect.examine.subspace import spectrum
+from recollect.objective.evidence import Evidence
 from recollect.objective.last_layer import LastLayerObjective
 from recollect.simulate.training import train_network
 from recollect.system.seeds import stream
@@ -190,19 +191,19 @@ def speed_part(path: Path | None) -> Iterator[tuple[dict[str, Any], Any]]:
                 "seconds": seconds,
                 "eager_seconds": eager.stages[0].seconds * 20,
                 "graph_equals_eager": bool(torch.equal(graphed, eager.inputs)),
-                "peak_bytes": peak_bytes(victim.restrict(data.basis)),
+                "peak_bytes": peak_bytes(Evidence.change(victim).restrict(data.basis)),
                 "jacobian_bytes": 4 * (100 * c) * (c * width),
             }
 
         yield {"task": f"speed-{name}", "n": 100, "width": width, "c": c, "iterations": 10_000}, run
 
 
-def peak_bytes(victim: Victim) -> int:
+def peak_bytes(evidence: Evidence) -> int:
     """Memory that one fit takes beyond the weights themselves."""
     if DEVICE.type != "cuda":
         return 0
-    objective = LastLayerObjective(victim, device=DEVICE, dtype=torch.float32)
-    X = torch.randn(100, victim.d, device=DEVICE)
+    objective = LastLayerObjective(evidence, device=DEVICE, dtype=torch.float32)
+    X = torch.randn(100, evidence.d, device=DEVICE)
     objective.fit(X)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

@@ -1,7 +1,7 @@
 """`recollect sweep` on a machine that has torch, numpy, scipy and safetensors and nothing else.
 
     PYTHONPATH=src python benchmarks/study.py plans/synthetic.toml --out runs
-        [--data cifar10=cifar10.npz] [--workers 3]
+            [--data cifar10=cifar10.npz] [--workers 3]
 
 Stop it as you like; the same command goes on where it stopped. The folder is that of `recollect
 sweep`, and `recollect export` makes its table.
@@ -16,7 +16,7 @@ from pathlib import Path
 from recollect.study.engines import LocalEngine
 from recollect.study.plan import read_plan
 from recollect.study.store import Store
-from recollect.study.sweep import Progress, Sweep, tasks_of
+from recollect.study.sweep import Sweep, SweepProgress, tasks_of
 from recollect.system.device import Machine, choose_device, total_memory
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     trainings, attacks = tasks_of(jobs, store, Machine.measured(device, 1), sources)
     told = time.perf_counter()
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: SweepProgress) -> None:
         nonlocal told
         if time.perf_counter() - told > 30:
             told = time.perf_counter()

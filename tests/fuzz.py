@@ -1,11 +1,12 @@
-"""Every reader of files from outside takes a hostile file or refuses it by a named error, and does no more.
+"""Every reader of files from outside takes a hostile file or refuses it by a named error, and does
+no more.
 
     python tests/fuzz.py --seconds 600 [--seed S] [--reader NAME] [--keep FOLDER]
     python tests/fuzz.py --reader NAME --seed S --case K        # one case again
 
-A finding is: an exception that is no `RecollectError` (or whose message cannot be shown as it is), the death of the
-process, too much time, too much memory, or anything done outside the folder of the case. Case k of seed s is always the
-same bytes. Exit status 1 if there is any finding.
+A finding is: an exception that is no `RecollectError` (or whose message cannot be shown as it is),
+the death of the process, too much time, too much memory, or anything done outside the folder of the
+case. Case k of seed s is always the same bytes. Exit status 1 if there is any finding.
 """
 
 from __future__ import annotations
@@ -333,7 +334,8 @@ def _odd_picture(rng: Random) -> bytes:
     if choice == 0:
         return rng.choice(
             (
-                b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 6\n%%EndComments\n(ran) (w) file closefile\n%%EOF\n",
+                b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 6\n%%EndComments\n"
+                b"(ran) (w) file closefile\n%%EOF\n",
                 b"P6\n99999 99999\n255\n" + bytes(100),
                 b"P1\n" + b"9" * 5000 + b" 2\n",
                 b"P6\n" + b"#" * 100_000 + b"\n5 6\n255\n" + bytes(90),
@@ -468,12 +470,17 @@ def _go_on(folder: Path) -> None:
 
 # fmt: off
 _TOML_VALUES = (
-    "0", "-1", "1e999", "nan", "inf", "1" * 5000, "999999999999999999999999", "100000000", "1000", "0x" + "f" * 3000,
-    '""', '"\\u0000"', '"\\u001b[2J"', '"' + "x" * 100_000 + '"', '"' + "layers.0," * 20_000 + 'last"', "true", "[]",
+    "0", "-1", "1e999", "nan", "inf", "1" * 5000, "999999999999999999999999", "100000000", "1000",
+    "0x" + "f" * 3000,
+    '""', '"\\u0000"', '"\\u001b[2J"', '"' + "x" * 100_000 + '"',
+    '"' + "layers.0," * 20_000 + 'last"', "true", "[]",
     "[[1]]", "[1, 'a']", "{}", "{a = 1}", "1979-05-27T07:32:00Z", "[" * 5000 + "]" * 5000,
-    "{a = " * 3000 + "1" + "}" * 3000, "[" + "1," * 200 + "]", "[" + ",".join(map(str, range(1, 99))) + "]",
-    "[" + "1,\n" * 30_000 + "]", "[" + "1," * 9000 + "]", "'''\n'''", '"rf"', '"gd"', '"exact"', '"projection"',
-    '"nowhere:Class"', '"json:JSONDecoder"', '"json:nothing"', '":"', '"json:"', '":x"', '"..json:x"', '"a.b.c:d.e"',
+    "{a = " * 3000 + "1" + "}" * 3000, "[" + "1," * 200 + "]",
+    "[" + ",".join(map(str, range(1, 99))) + "]",
+    "[" + "1,\n" * 30_000 + "]", "[" + "1," * 9000 + "]", "'''\n'''", '"rf"', '"gd"', '"exact"',
+    '"projection"',
+    '"nowhere:Class"', '"json:JSONDecoder"', '"json:nothing"', '":"', '"json:"', '":x"',
+    '"..json:x"', '"a.b.c:d.e"',
 )
 # fmt: on
 
@@ -556,7 +563,8 @@ def _result() -> dict[str, Any]:
 
 # fmt: off
 _CELLS = (
-    *TEXTS[:-1], "nan", "inf", "-1e400", "²", "1_0", "0x10", " 1 ", "1" * 5000, "x" * 140_000, 'a"b', '"', "a\nb",
+    *TEXTS[:-1], "nan", "inf", "-1e400", "²", "1_0", "0x10", " 1 ", "1" * 5000, "x" * 140_000,
+    'a"b', '"', "a\nb",
     "a\rb", "=cmd()", "True", "10" * 5,
 )
 # fmt: on
@@ -721,7 +729,10 @@ def fuzz(
     keep: Path | None = None,
     progress: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
-    """Cases from the first on, until there were so many or the time is over. A process that dies is replaced."""
+    """Cases from the first on, until there were so many or the time is over.
+
+    A process that dies is replaced.
+    """
     tally, number, until = Tally(reader.name), first, time.monotonic() + seconds
     last = None if cases is None else first + cases
     memory = (
@@ -810,8 +821,10 @@ def _in_a_child(
 
 
 def _lines(source: int, waiting: float) -> Iterator[bytes]:
-    """The lines of a pipe. TimeoutError where one is waited for in vain, and not while others lie unread: those that
-    came with an earlier one are kept here, and `select` does not see them."""
+    """The lines of a pipe; TimeoutError where one is waited for in vain.
+
+    Lines that came with an earlier one are kept here, where `select` does not see them.
+    """
     held = b""
     while True:
         while b"\n" in held:
@@ -851,7 +864,7 @@ def _calm(box: Path) -> None:
     said = os.open(box / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(said, 1)
     os.dup2(said, 2)
-    sys.stdout = sys.stderr = open(2, "w", closefd=False)
+    sys.stdout = sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 (it stays open)
     faulthandler.enable(file=sys.stderr, all_threads=False)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     faulthandler.register(signal.SIGPROF, file=sys.stderr, all_threads=False, chain=True)
@@ -861,7 +874,7 @@ def _calm(box: Path) -> None:
 
 
 class _Watch:
-    """Whatever is done outside the folder of a case: files that appear, and what Python's audit events tell."""
+    """What is done outside the folder of a case: files that appear, and Python's audit events."""
 
     _EVENTS = frozenset(
         {

@@ -1,6 +1,7 @@
-"""Files as hostile as a generator of random numbers can make them: bytes, JSON, tensors, archives, arrays, pickles.
+"""Files as hostile as a generator of random numbers can make them.
 
-Everything is a function of the generator alone, so that a case can be made again from its number.
+There are bytes, JSON, tensors, archives, arrays and pickles. Everything is a function of the
+generator alone, so that a case can be made again from its number.
 """
 
 from __future__ import annotations
@@ -123,20 +124,24 @@ _DAMAGES: tuple[Callable[[Random, bytearray], bytes], ...] = (
 
 # fmt: off
 TEXTS = (
-    "", " ", "\x00", "\x1b[2J", "\u202e", "²", "٣", "é" * 30, "../../up", "/etc/passwd", "NaN", "-1", "1e999",
-    "nul\x00l", "9" * 150, "9" * 5000, "x" * 100_000, "a,b", "true", "last", "layers.0", "{}", "[", "{{7*7}}", "%s%n",
+    "", " ", "\x00", "\x1b[2J", "\u202e", "²", "٣", "é" * 30, "../../up", "/etc/passwd", "NaN",
+    "-1", "1e999",
+    "nul\x00l", "9" * 150, "9" * 5000, "x" * 100_000, "a,b", "true", "last", "layers.0", "{}", "[",
+    "{{7*7}}", "%s%n",
 )
 NUMBERS = (
-    0, 1, -1, 3, 10, 255, 10**4, 10**8, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30,
+    0, 1, -1, 3, 10, 255, 10**4, 10**8, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64,
+    -(2**63), 10**30,
     10**400, 0.0, -0.5, 0.9, 1e-320, 1e30, 1e200, 1e308,
 )
 _RAW = (
-    "NaN", "Infinity", "-Infinity", "1e999", "-0", "1" * 5000, '"\\ud800"', '"\\u0000"', '{"a": 1, "a": 2}',
+    "NaN", "Infinity", "-Infinity", "1e999", "-0", "1" * 5000, '"\\ud800"', '"\\u0000"',
+    '{"a": 1, "a": 2}',
     "[" * 300 + "]" * 300, "[" * 50_000 + "]" * 50_000, '{"a":' * 300 + "1" + "}" * 300,
     '{"a":' * 50_000 + "1" + "}" * 50_000, "[1,]", "tru",
 )
 # fmt: on
-"""What JSON text may hold and a value cannot; each is put in where its number stands between two @."""
+"""What JSON text may hold and a value cannot; each is put where its number stands between two @."""
 
 
 def odd(rng: Random) -> Any:
@@ -201,7 +206,7 @@ class Packed:
     def filled(
         self, pattern: bytes, dtype: str | None = None, shape: Sequence[int] | None = None
     ) -> Packed:
-        """As many bytes of the pattern as dtype and shape need; few where they need absurdly many."""
+        """As many bytes of the pattern as dtype and shape need; few where they need too many."""
         dtype, shape = dtype or self.dtype, self.shape if shape is None else tuple(shape)
         size = math.ceil(math.prod(shape) * _BITS.get(dtype, 32) / 8)
         size = size if 0 <= size <= 2**20 else 64
@@ -222,17 +227,22 @@ _BITS = {
 }
 # fmt: off
 _PATTERNS = (
-    b"\x00", b"\xff", b"\x01", struct.pack("<d", math.nan), struct.pack("<f", math.inf), struct.pack("<d", 1e200),
-    struct.pack("<d", 1e308), struct.pack("<f", 3e38), struct.pack("<d", 1e-310), struct.pack("<q", -(2**63)),
+    b"\x00", b"\xff", b"\x01", struct.pack("<d", math.nan), struct.pack("<f", math.inf),
+    struct.pack("<d", 1e200),
+    struct.pack("<d", 1e308), struct.pack("<f", 3e38), struct.pack("<d", 1e-310),
+    struct.pack("<q", -(2**63)),
     struct.pack("<q", 10**6), bytes(range(1, 60)),
 )
 _SHAPES = (
-    (), (0,), (1,), (2, 0), (0, 2**40), (0, 2**63 - 1), (2**63, 0), (0, 2**64), (2**32, 2**32), (2**62, 4), (5,),
+    (), (0,), (1,), (2, 0), (0, 2**40), (0, 2**63 - 1), (2**63, 0), (0, 2**64), (2**32, 2**32),
+    (2**62, 4), (5,),
     (1,) * 3, (1,) * 70, (5, 8), (8, 5, 1), (1, 40), (40, 1), (3, 2), (7, 7), (300, 300),
 )
 _NAMES = (
-    *TEXTS, "V", "b", "theta", "weight", "layers.0.weight", "layers.0.bias", "layers.2.weight", "a.weight", "W1",
-    "bn.num_batches_tracked", "bn.running_mean", "lora_A.weight", "0.qweight", "exp_avg", "state_dict", "inputs",
+    *TEXTS, "V", "b", "theta", "weight", "layers.0.weight", "layers.0.bias", "layers.2.weight",
+    "a.weight", "W1",
+    "bn.num_batches_tracked", "bn.running_mean", "lora_A.weight", "0.qweight", "exp_avg",
+    "state_dict", "inputs",
     "norms", "targets", "trace", "confidence", "singular_values", "__metadata__",
 )
 # fmt: on
@@ -371,10 +381,10 @@ _BOMB = 640 << 20
 
 @functools.cache
 def bomb(name: str, first: bytes = b"", said: int | None = None) -> bytes:
-    """An archive of one member that starts with `first` and goes on with hundreds of megabytes of zeros.
+    """An archive of one member: `first`, and then hundreds of megabytes of zeros.
 
-    `said`: how much it says that it unpacks to, where that is not true. The checksum is wrong: readers learn of that
-    when all is unpacked.
+    `said` is how much it says that it unpacks to, where that is not true. The checksum is wrong:
+    readers learn of that when all is unpacked.
     """
     block = bytes(2**20)
     press = zlib.compressobj(9, zlib.DEFLATED, -15)
@@ -392,16 +402,20 @@ def bomb(name: str, first: bytes = b"", said: int | None = None) -> bytes:
 
 # fmt: off
 _DESCRIPTIONS = (
-    "'|O'", "'<f4'", "'>f8'", "'>i2'", "'<f2'", "'<f16'", "'<c16'", "'|b1'", "'|S4'", "'<U2'", "'|V8'", "'|V0'",
-    "'|S0'", "'<M8[s]'", "'<m8[s]'", "'<m8'", "'<u8'", "'<i1'", "'|V2000000000'", "[('a', '<f8')]", "[('a', '|O')]",
+    "'|O'", "'<f4'", "'>f8'", "'>i2'", "'<f2'", "'<f16'", "'<c16'", "'|b1'", "'|S4'", "'<U2'",
+    "'|V8'", "'|V0'",
+    "'|S0'", "'<M8[s]'", "'<m8[s]'", "'<m8'", "'<u8'", "'<i1'", "'|V2000000000'", "[('a', '<f8')]",
+    "[('a', '|O')]",
     "[('a', '<f8', (1000, 1000, 1000))]", "('<f8', (2,))", "'f8,f8'",
     "{'names': ['a'], 'formats': ['<f8'], 'offsets': [1000000000]}", "None", "3",
     "__import__('os').system('touch ran')", "'" + "x" * 9000 + "'",
 )
 _NPY_SHAPES = (
     "()", "(0,)", "(4, 0)", "(-1,)", "(2, -3)", "(2**40,)", "(1099511627776,)", "(70000, 70000)",
-    "(0, 4611686018427387904)", "(9223372036854775807, 9223372036854775807)", "(99999999999999999999999,)", "(1.5,)",
-    "(True, 2)", "('a',)", "4", "None", "(" + "1, " * 70 + ")", "(" * 3000 + ")" * 3000, "-" * 5000 + "1",
+    "(0, 4611686018427387904)", "(9223372036854775807, 9223372036854775807)",
+    "(99999999999999999999999,)", "(1.5,)",
+    "(True, 2)", "('a',)", "4", "None", "(" + "1, " * 70 + ")", "(" * 3000 + ")" * 3000,
+    "-" * 5000 + "1",
 )
 # fmt: on
 
@@ -409,7 +423,8 @@ _NPY_SHAPES = (
 def npy(
     array: np.ndarray, *, descr: str | None = None, shape: str | None = None, order: str = "False"
 ) -> bytes:
-    header = f"{{'descr': {descr or repr(array.dtype.str)}, 'fortran_order': {order}, 'shape': {shape or array.shape}, }}"
+    descr, shape = descr or repr(array.dtype.str), shape or str(array.shape)
+    header = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
     padded = header + " " * (-(len(header) + 11) % 64) + "\n"
     return (
         b"\x93NUMPY\x01\x00"
@@ -550,31 +565,43 @@ def _literal(value: int) -> bytes:
 # fmt: off
 _HOSTILE_PICKLES = (
     b"cos\nsystem\n(S'touch ran'\ntR.", b"cposix\nsystem\nX\x09\x00\x00\x00touch ran\x85R.",
-    b'cbuiltins\neval\n(S\'open("ran","w")\'\ntR.', b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x09touch ran\x85R.",
+    b'cbuiltins\neval\n(S\'open("ran","w")\'\ntR.',
+    b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x09touch ran\x85R.",
     b"(S'touch ran'\nios\nsystem\n.", b"(cos\nsystem\nS'touch ran'\no.",
-    b"cbuiltins\nbytearray\n" + _literal(2**34) + b"\x85R.", b"cbuiltins\nbytearray\n" + _literal(2**40) + b"\x85R.",
+    b"cbuiltins\nbytearray\n" + _literal(2**34) + b"\x85R.",
+    b"cbuiltins\nbytearray\n" + _literal(2**40) + b"\x85R.",
     b"ctorch\nTensor\n(" + _literal(2**17) + _literal(2**17) + b"tR.",
-    b"ctorch\nTensor\n" + _literal(2**35) + b"\x85\x81.", b"ctorch\nFloatStorage\n" + _literal(2**34) + b"\x85R.",
+    b"ctorch\nTensor\n" + _literal(2**35) + b"\x85\x81.",
+    b"ctorch\nFloatStorage\n" + _literal(2**34) + b"\x85R.",
     b"ctorch.storage\nUntypedStorage\n" + _literal(2**36) + b"\x85R.",
     b"c_codecs\nencode\nX\x04\x00\x00\x00abcdX\x05\x00\x00\x00rot13\x86R.",
-    b"c_codecs\nencode\nX\x60\xea\x00\x00" + "é".encode() * 30_000 + b"X\x08\x00\x00\x00punycode\x86R.", b"S'x'\nQ.",
+    b"c_codecs\nencode\nX\x60\xea\x00\x00" + "é".encode() * 30_000
+    + b"X\x08\x00\x00\x00punycode\x86R.", b"S'x'\nQ.",
     b"Pid\n.", b"X\x01\x00\x00\x00xr\xff\xff\xff\x7f.", b"\x80\x02]r\xf0\xff\xff\x3f.",
-    b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"x.", b"B\xff\xff\xff\xff.", b"T\xff\xff\xff\x7f.",
+    b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"x.", b"B\xff\xff\xff\xff.",
+    b"T\xff\xff\xff\x7f.",
     b"\x80\x04\x95" + struct.pack("<Q", 2**63 - 1) + b"N.", b"\x8b\xff\xff\xff\x7f.",
     b"\x8b\x00\xa0\x00\x00" + b"\x7f" * 0xA000 + b".", b"}" + b")" + b"\x85" * 200_000 + b"Ns.",
-    b")" + b"\x85" * 60_000 + b".", b"]" * 60_000 + b"a" * 59_999 + b".", b"(" * 60_000 + b"t" * 60_000 + b".",
+    b")" + b"\x85" * 60_000 + b".", b"]" * 60_000 + b"a" * 59_999 + b".",
+    b"(" * 60_000 + b"t" * 60_000 + b".",
     b"}" * 30_000 + b".", b"]q\x00h\x00a.", b"}q\x00X\x05\x00\x00\x00modelh\x00s.",
-    b"}" + b"\x8b\xd0\x07\x00\x00" + b"\x7f" * 2000 + b"Ns.", b"}G\x7f\xf0\x00\x00\x00\x00\x00\x00Ns.",
-    b"ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsNsb.", b"ccollections\nCounter\n]K\x01a\x85R.",
+    b"}" + b"\x8b\xd0\x07\x00\x00" + b"\x7f" * 2000 + b"Ns.",
+    b"}G\x7f\xf0\x00\x00\x00\x00\x00\x00Ns.",
+    b"ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsNsb.",
+    b"ccollections\nCounter\n]K\x01a\x85R.",
     b"c_codecs\nencode\n}X\x0c\x00\x00\x00__defaults__)sb.", b"I" + b"9" * 10_000 + b"\n.",
-    b"L" + b"9" * 10_000 + b"L\n.", b"Fnan\n.", b"V\\ud800\n.", b"\x82\x01.", b"\x97.", b"N" * 50_000 + b".", b".",
+    b"L" + b"9" * 10_000 + b"L\n.", b"Fnan\n.", b"V\\ud800\n.", b"\x82\x01.", b"\x97.",
+    b"N" * 50_000 + b".", b".",
     b"",
 )
 _SNIPPETS = (
-    b"0", b"1", b"2", b"(", b")", b"]", b"}", b"N", b"R", b"b", b"Q", b"s", b"u", b"a", b"e", b"t", b"\x81", b"\x85",
-    b"\x86", b"\x87", b"\x88", b"\x8f", b"\x90", b"\x91", b"\x93", b"\x94", b"h\x00", b"K\x05", b"J\xff\xff\xff\xff",
+    b"0", b"1", b"2", b"(", b")", b"]", b"}", b"N", b"R", b"b", b"Q", b"s", b"u", b"a", b"e", b"t",
+    b"\x81", b"\x85",
+    b"\x86", b"\x87", b"\x88", b"\x8f", b"\x90", b"\x91", b"\x93", b"\x94", b"h\x00", b"K\x05",
+    b"J\xff\xff\xff\xff",
     b"q\x05", b"cos\nsystem\n", b"ctorch\nTensor\n", b"cnumpy\ndtype\n", b"cnumpy\nndarray\n",
-    b"cbuiltins\nbytearray\n", b"ccollections\nOrderedDict\n", b"X\x04\x00\x00\x00data", _literal(2**62),
+    b"cbuiltins\nbytearray\n", b"ccollections\nOrderedDict\n", b"X\x04\x00\x00\x00data",
+    _literal(2**62),
     b"G\x7f\xf0\x00\x00\x00\x00\x00\x00", b".",
 )
 # fmt: on
@@ -618,8 +645,10 @@ def hostile_pickle(rng: Random) -> bytes:
 
 
 def much_from_little(rng: Random) -> bytes:
-    """A long value that is written once and used again and again: its length, times how often it is used, is far more
-    than the file."""
+    """A long value that is written once and used again and again.
+
+    Its length, times how often it is used, is far more than the file.
+    """
     length, uses = 10_000, rng.choice((4000, 6000))
     text = b"X" + struct.pack("<I", 20 * length) + b"a" * (20 * length)
     each = [b"J" + struct.pack("<I", k) for k in range(length)]

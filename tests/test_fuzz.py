@@ -138,7 +138,7 @@ def test_what_a_reader_should_not_do_is_reported(
 
 
 def test_no_case_is_blamed_for_a_later_one(tmp_path: Path) -> None:
-    """The parent is busy until the last case hangs: what came of the others lies in the pipe, all of it at once."""
+    """The parent is busy until the last case hangs: the results of the others lie in the pipe."""
     source, sink = os.pipe()
 
     def make(rng: Random) -> dict[str, bytes]:

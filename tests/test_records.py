@@ -173,7 +173,7 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_ignored(tmp_path: Path) 
 
 def test_damaged_records_are_named_errors(tmp_path: Path) -> None:
     found = reconstruct(small_mlp(), 3, ATTACK)
-    write_reconstruction(tmp_path, found, small_mlp(), {})
+    write_record(tmp_path, record_of(found, small_mlp()))
     good = read_json(tmp_path / FACTS)
     for bad in (
         "",

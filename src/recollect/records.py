@@ -1,9 +1,9 @@
 """The files of a reconstruction: what `reconstruct` writes, reads back, and resumes from. No truth
-comes near them.
+comes near them. Records have schema 2; those of schema 1, of version 0.1.0, are still read.
 
 `reconstruction.safetensors`  inputs, coefficients, predictions, confidence, trace, singular_values
-`reconstruct.json`            options, loss, status, stages, notes, versions (schema 2; schema 1 of
-0.1.0 is still read) `resume.safetensors`          the run itself, for going on where it stopped
+`reconstruct.json`            options, loss, status, stages, notes, versions
+`resume.safetensors`          the run itself, for going on where it stopped
 """
 
 from __future__ import annotations

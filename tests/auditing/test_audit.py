@@ -556,7 +556,7 @@ def test_what_stops_an_audit_is_an_answer_in_python_too() -> None:
     assert stopped.reconstruction is None
     assert "before training" in stopped.findings[0].seen
     with pytest.raises(OptionError, match="budget"):
-        audit({}, {}, budget="soon")
+        audit(None, {"a": np.ones(2)}, budget="soon")
 
 
 def test_the_call_and_the_command_have_the_same_defaults() -> None:

@@ -78,6 +78,11 @@ def test_the_whole_way(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         ["--solver", "lm", "--endpoints", "initial"],
     ):
         answer = call(capsys, "reconstruct", run, "--n", 6, "--iterations", 5, "--out", out, *extra)
+        assert answer["schema"] == 2
+        assert answer["options"]["attack"] == ("projection" if "--solver" in extra else "exact")
+        assert answer["options"]["solver"] == next(
+            (one for one in ("gd", "lm") if one in extra), "auto"
+        )
         assert answer["loss"] > 0
         assert answer["status"] in ("iterations", "stationary", "signs")
         assert (answer["confidence"] is None) == ("gd" in extra)
@@ -93,6 +98,127 @@ def test_the_whole_way(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     found = load_file(out / "reconstruction.safetensors")
     assert found["inputs"].shape == (6, 8)
     assert found["coefficients"].shape == found["predictions"].shape == (6, 1)
+
+
+def test_each_attack_has_two_names(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The solver names the attack, as it did when there was one."""
+    few = ["--n", 6, "--iterations", 5]
+    for names in (
+        (["--attack", "exact"], ["--solver", "auto"], ["--attack", "auto"], []),
+        (
+            ["--attack", "projection"],
+            ["--solver", "gd"],
+            ["--attack", "projection", "--solver", "gd"],
+        ),
+        (["--attack", "projection", "--solver", "lm"], ["--solver", "lm"]),
+    ):
+        told = []
+        for k, name in enumerate(names):
+            out = tmp_path / str(k)
+            answer = call(capsys, "reconstruct", run, *few, "--out", out, "--no-resume", *name)
+            told.append(
+                (answer["options"], load_file(out / "reconstruction.safetensors")["inputs"])
+            )
+        for options, inputs in told[1:]:
+            assert options == told[0][0]
+            assert torch.equal(inputs, told[0][1])
+
+
+def test_a_record_is_run_again_to_the_same_bits(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, first, again = tmp_path / "run", tmp_path / "first", tmp_path / "again"
+    shutil.copytree(run, copy)
+    record = first / "reconstruct.json"
+    for extra in (
+        ["--rounds", 2, "--norm", "2.5", "--seed", 3],
+        ["--solver", "gd", "--step", 3, "--endpoints", "both", "--parameters", "all"],
+        ["--basis", copy / "basis.safetensors", "--tolerance", "1e-9"],
+    ):
+        told = call(
+            capsys, "reconstruct", copy, "--n", 6, "--iterations", 5, "--out", first, *extra
+        )
+        repeated = call(capsys, "reconstruct", "--from", record, "--out", again)
+        assert repeated["options"] == told["options"]
+        assert repeated["tuning"] == told["tuning"]
+        assert (again / "reconstruction.safetensors").read_bytes() == (
+            first / "reconstruction.safetensors"
+        ).read_bytes()
+        shutil.rmtree(again)
+    repeat = ["reconstruct", "--from", record, "--out", again]
+    assert "leave it out" in fails(capsys, 2, *repeat, "--n", 3)
+    assert "leave it out" in fails(capsys, 2, *repeat, copy)
+    assert "--attack exact as in the record" in fails(capsys, 2, *repeat, "--attack", "projection")
+    facts = json.loads(record.read_text())
+    for change, words in (
+        ({"schema": 1}, "schema 2"),
+        ({"tuning": {**facts["tuning"], "patience": "long"}}, "the tuning of this version"),
+        ({"tuning": {"luck": 1.0}}, "the tuning of this version"),
+        ({"options": {**facts["options"], "attack": {}}}, "the name of an attack"),
+        (
+            {"options": {**facts["options"], "attack": "nowhere:Class"}},
+            "names code, which runs only",
+        ),
+        ({"options": {**facts["options"], "checkpoints": 3}}, "the paths of checkpoints"),
+        ({"files": [{"path": str(copy / "init.safetensors"), "sha256": "0"}]}, "init.safetensors"),
+    ):
+        record.write_text(json.dumps({**facts, **change}))
+        assert words in fails(capsys, 2, *repeat)
+        assert not again.exists()
+
+
+OWN = """
+from dataclasses import dataclass
+
+import torch
+
+import recollect as rc
+
+
+@dataclass(frozen=True)
+class Sure:
+    cut: bool = False
+
+    @property
+    def needs(self):
+        return rc.Needs()
+
+    def cost(self, victim, n, machine):
+        return rc.Cost()
+
+    def calibrated(self, victim):
+        return False
+
+    def run(self, victim, n, context):
+        return rc.Reconstruction(
+            inputs=torch.eye(n, victim.d, dtype=torch.float64),
+            loss=0.5,
+            status=rc.Status.ITERATIONS,
+            confidence=torch.ones(n, dtype=torch.float64),
+            singular_values=torch.ones(3, dtype=torch.float64),
+            withheld=(rc.Withheld((0, 1), "somebody is in doubt"),) if self.cut else (),
+        )
+"""
+
+
+def test_points_that_must_not_be_counted_are_not(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sure.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    attack = ["reconstruct", str(run), "--n", "6", "--attack", "sure:Sure", "--out", "found"]
+    assert main(attack) == 0
+    assert "The weights hold every point" in capsys.readouterr().out
+    assert main([*attack, "--set", "cut=true"]) == 0
+    said = capsys.readouterr().out
+    assert "hold every point" not in said
+    assert "2 of 6 points must not be taken for recovered because somebody is in doubt." in said
+    assert main(["report", "found"]) == 0
+    said = capsys.readouterr().out
+    assert "hold 4 of them firmly. 2 are not counted because somebody is in doubt." in said
 
 
 def test_people_get_words(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +272,7 @@ def test_every_kind_of_victim(
 
 
 def test_the_attack_reads_the_two_checkpoints_and_nothing_else(run: Path, tmp_path: Path) -> None:
-    """Beside the truth, and beside pipes that nobody writes to: whoever opens one of those waits for ever."""
+    """Beside the truth, and beside pipes that nobody writes to: who opens one waits for ever."""
     hidden, outputs = ("truth.safetensors", "basis.safetensors", "train.json"), []
     for name in ("with", "without"):
         folder = tmp_path / name
@@ -229,7 +355,10 @@ def test_bad_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
             "expected --gram with --attack projection, got it with --attack exact",
         ),
         (["reconstruct", "RUN", "--n", "auto", "--out", "OUT", "--parameters", "all"], "--n"),
-        (["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--dtype", "float32"], "--attack projection"),
+        (
+            ["reconstruct", "RUN", "--n", "3", "--out", "OUT", "--dtype", "float32"],
+            "--attack projection",
+        ),
         (
             [
                 "reconstruct",

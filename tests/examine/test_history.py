@@ -38,7 +38,9 @@ def trained(
     before = {name: value.clone() for name, value in model.state_dict().items()}
     options: dict[str, Any] = {"momentum": momentum} if optimiser == "SGD" else {}
     step = getattr(torch.optim, optimiser)(model.parameters(), lr=lr, weight_decay=decay, **options)
-    for steps in range(600):
+    steps = 0
+    while steps < 600:
+        steps += 1
         chosen = torch.randperm(20)[:batch]
         loss = nn.functional.mse_loss(model(X[chosen]), Y[chosen])
         if loss < 1e-5:

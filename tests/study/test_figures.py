@@ -314,8 +314,8 @@ def test_figures_from_the_folder_of_a_sweep(
     def plan(dataset: str, more: str) -> Path:
         path = tmp_path / f"{dataset}.toml"
         path.write_text(
-            f'[[grid]]\ndataset = "{dataset}"\nn = 10\nwidth = [20, 30]\ndtype = "float64"\ntolerance = 1e-3\n'
-            f'solver = "gd"\niterations = 3\n{more}'
+            f'[[grid]]\ndataset = "{dataset}"\nn = 10\nwidth = [20, 30]\ndtype = "float64"\n'
+            f'tolerance = 1e-3\nsolver = "gd"\niterations = 3\n{more}'
         )
         return path
 

@@ -1,4 +1,4 @@
-"""Sweeps: a victim is trained once, failures are told, and whatever happens the table is the same."""
+"""Sweeps: a victim is trained once, failures are told, and the table is always the same."""
 
 from __future__ import annotations
 

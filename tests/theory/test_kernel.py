@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recollect import FullSpace, Projection, random_features, reconstruct
+from recollect import Exact, FullSpace, random_features, reconstruct
 from recollect.errors import OptionError
 from recollect.simulate.training import minimum_norm
 from recollect.system.seeds import stream
@@ -176,9 +176,7 @@ def test_the_chain_of_the_proof(name: str) -> None:
 
 def test_what_an_attack_finds_obeys_the_chain() -> None:
     done, X, _, V, b = rf("tanh", 3, 2, 200, 0)
-    found = reconstruct(
-        done.victim, 3, Projection(space=FullSpace(), norm=math.sqrt(2)), device="cpu"
-    )
+    found = reconstruct(done.victim, 3, Exact(space=FullSpace(), norm=math.sqrt(2)), device="cpu")
     assert done.closed_form is not None
     told = chain(
         "tanh", V, b, X, done.closed_form.alpha[:, 0], found.inputs, found.coefficients[:, 0]

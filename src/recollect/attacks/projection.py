@@ -1,9 +1,9 @@
 """Algorithm 1 (full space), Algorithm 2 (Û from ΔW_1) and their true-subspace variant, by one
 solver.
 
-    min_X ‖P⊥_G Δθ‖²   over x_i on the sphere            (eq:proj_full_space) min_Z ‖P⊥_G Δθ‖²
-    over x_i = Ûz_i on the sphere     (eq:proj_subspace; the paper prints Ûᵀz, only Ûz has the
-    shape)
+    min_X ‖P⊥_G Δθ‖²   over x_i on the sphere            (eq:proj_full_space)
+    min_Z ‖P⊥_G Δθ‖²   over x_i = Ûz_i on the sphere
+            (eq:proj_subspace; the paper prints Ûᵀz, only Ûz has the shape)
 
 Nothing here, or in anything it imports, can read the training data: see `.importlinter`.
 """
@@ -27,7 +27,7 @@ from recollect.objective.endpoints import Endpoints
 from recollect.shapes import Tensor
 from recollect.solve.gradient_descent import GradientDescent, paper_step
 from recollect.solve.levenberg_marquardt import LevenbergMarquardt
-from recollect.solve.loop import Outcome, Status
+from recollect.solve.loop import JITTERS, Outcome, Status
 from recollect.system.device import total_memory
 from recollect.system.seeds import stream
 from recollect.victim.mlp import MLP
@@ -147,14 +147,17 @@ def describe(
     estimated.
     """
     victim, found = problem.victim, problem.spectrum
-    jitter = torch.tensor(best.jitter, dtype=torch.float64, device=best.Z.device)
-    fit = judge.fit(
-        best.Z, gradient=False, jitter=jitter
-    )  # computed from the points themselves, not read from a file
+    # The loss is computed from the points themselves, not read from a file. The judge's Gram matrix
+    # may be singular where that of the search was not: then its diagonal is raised further.
+    for rung in (rung for rung in JITTERS if rung >= best.jitter):
+        jitter = torch.tensor(rung, dtype=torch.float64, device=best.Z.device)
+        fit = judge.fit(best.Z, gradient=False, jitter=jitter)
+        if bool(torch.isfinite(fit.loss)):
+            break
     Z = best.Z.cpu().double()
     theta_f = {name: _double(tensor.cpu()) for name, tensor in problem.evidence.nodes[0].items()}
     notes = [*doubts, *objective.notes]
-    if best.jitter:
+    if float(jitter):
         notes.append(
             "the Gram matrix was singular at times: its diagonal was raised by a relative "
             f"{best.jitter:g}"
@@ -173,7 +176,8 @@ def describe(
         )
     sure = None
     if confident and isinstance(objective, ExactObjective):
-        sure = confidence(objective, problem.geometry, best.Z, jitter).cpu().double()
+        own = torch.tensor(best.jitter, dtype=torch.float64, device=best.Z.device)
+        sure = confidence(objective, problem.geometry, best.Z, own).cpu().double()
     withheld: tuple[Withheld, ...] = ()
     if best.status in UNFINISHED:
         # A run that was cut off may be stuck where respawning would have helped, and be confident

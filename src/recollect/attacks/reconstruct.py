@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
 from recollect.attacks.base import Attack, Context
 from recollect.attacks.options import Exact, current
-from recollect.attacks.result import Reconstruction, ResumeSlot
+from recollect.attacks.result import Reconstruction, ResumeSlot, Withheld
 from recollect.errors import OptionError, VictimError
 from recollect.system.device import choose_device
 from recollect.system.progress import Progress, quiet
 from recollect.victim.victim import Victim
+
+UNTESTED = "confidence was not tested on networks like this one"
 
 
 def reconstruct(
@@ -79,8 +82,9 @@ def reconstruct(
             f"expected --n between 1 and 10⁸, got {n:.6g}; ask for another number of points"
         )
     where = choose_device(device)
-    return attack.run(
-        victim,
-        n,
-        Context(seed=seed, device=where, progress=progress, deadline=deadline, resume=resume),
-    )
+    context = Context(seed=seed, device=where, progress=progress, deadline=deadline, resume=resume)
+    found = attack.run(victim, n, context)
+    if found.confidence is None or attack.calibrated(victim):
+        return found
+    everything = Withheld(tuple(range(len(found.inputs))), UNTESTED)
+    return replace(found, withheld=(*found.withheld, everything))

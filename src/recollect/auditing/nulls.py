@@ -5,8 +5,9 @@ Each is made of the victim at hand, so that sizes, spectra and precision are tho
 stands beside:
 
     shuffled        θ0 + ΠΔθ: each unit's change given to another unit; ΔW_1 keeps its rank and its
-    row space wrong start     θf − Πθ0: the weights before training are those of another
-    initialisation random weights  θ0 + noise of the norm of Δθ, tensor by tensor
+                    row space
+    wrong start     θf − Πθ0: the weights before training are those of another initialisation
+    random weights  θ0 + noise of the norm of Δθ, tensor by tensor
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from recollect.attacks.options import Exact, Subspace
-from recollect.attacks.reconstruct import reconstruct
+from recollect.attacks.reconstruct import UNTESTED, reconstruct
 from recollect.attacks.result import Reconstruction, Withheld
 from recollect.auditing.forecast import first_attack, forecast
 from recollect.auditing.nulls import NULLS
@@ -204,7 +204,7 @@ def _audit(
         why
         for why, holds in (
             ("weight decay left so little of the start that points are biased", past.biased),
-            ("confidence was not tested on networks like this one", not first.calibrated(victim)),
+            (UNTESTED, not first.calibrated(victim)),
         )
         if holds
     )
@@ -351,8 +351,9 @@ def _try(
     if found.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     everything = tuple(range(len(found.inputs)))
-    withheld = (*found.withheld, *(Withheld(everything, why) for why in withhold))
-    found = replace(found, withheld=withheld)
+    known = {one.why for one in found.withheld}
+    more = tuple(Withheld(everything, why) for why in withhold if why not in known)
+    found = replace(found, withheld=(*found.withheld, *more))
     return Attempt(setting, found, time.monotonic() - began, found.status.value)
 
 

@@ -1,10 +1,9 @@
 """From points to an answer: which are called recovered, and what that makes of the whole.
 
-    exposed                     half of the points or more were read back partly exposed
-    some were, more than chance would call; or many lie where points of null victims do not not
-    exposed within budget   none was, by these settings in this time: that is no proof of safety
-    cannot be judged            the method does not fit this model, or what it finds in null victims
-    looks no different
+    exposed                     at least half of the points are called recovered
+    partly exposed              some are, or many are likely to be, beyond chance
+    not exposed within budget   none is, by these settings in this time: no proof of safety
+    cannot be judged            the method does not fit, or null victims look the same
 
 A point is called recovered if its confidence (`attacks/exact/confidence.py`) is at least `CALLED`
 and it is not withheld: it is then taken to lie within a tenth of a training point. Of points with a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,6 +173,7 @@ def reconstruct(
 
 def named_attack(said: Mapping[str, Any], more: list[str]) -> Attack:
     """The attack that the flags name. `more`: NAME=VALUE for an attack that is not built in."""
+    said = {key: value for key, value in said.items() if (key, value) != ("attack", AUTO)}
     name = attack_name(said)
     if name in ATTACKS:
         if more:
@@ -253,7 +254,9 @@ def repeated(
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         raise FileError(f"expected the paths of checkpoints in {record}, got none; run it by hand")
     known = {*schema(RunOptions), *schema(NetworkOptions), *_attack_flags()}
-    external = options.get("attack") not in ATTACKS
+    if not isinstance(options.get("attack"), str):
+        raise FileError(f"expected the name of an attack in {record}, got none; run it by hand")
+    external = options["attack"] not in ATTACKS
     kept = {
         name: value
         for name, value in options.items()
@@ -264,16 +267,25 @@ def repeated(
 
 
 def _tuning(facts: Mapping[str, Any]) -> Tuning:
-    try:
-        values: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()
-        }
-        return Tuning(**values)
-    except TypeError:
+    """The tuning of a record, if it is one: its names, and numbers where numbers belong."""
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
+    }
+    known = {one.name: one.default for one in fields(Tuning)}
+    fits = set(values) <= set(known) and all(_alike(v, known[name]) for name, v in values.items())
+    if not fits:
         raise FileError(
             "expected the tuning of this version's exact attack in the record, got another; run it "
             "by hand"
-        ) from None
+        )
+    return Tuning(**values)
+
+
+def _alike(value: Any, default: Any) -> bool:
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and all(_alike(one, 0.0) for one in value) and bool(value)
+    number = isinstance(value, int if isinstance(default, int) else (int, float))
+    return number and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _tell(terminal: Terminal, found: Reconstruction, out: Path) -> None:

@@ -104,7 +104,7 @@ def sweep(
 
 @app.command
 def export(folder: Path, *, out: Path, json: Json = False) -> int:
-    """Write the results of a sweep as one table: a row a job, in an order of its own; times in
+    """Write the results of a sweep as one table: one row per job, in an order of its own; times in
     columns *_seconds.
 
     Example: recollect export quick --out quick.csv

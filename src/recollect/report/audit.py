@@ -119,6 +119,10 @@ def render_audit(done: Audit) -> str:
     return page("audit.html.j2", sections)
 
 
+def _points(count: int) -> str:
+    return "1 point is" if count == 1 else f"{count} points are"
+
+
 def _summary(done: Audit) -> str:
     """A sentence or two that claim no more than was seen."""
     calls, outcome, found = done.called, done.outcome, done.reconstruction
@@ -143,8 +147,12 @@ def _summary(done: Audit) -> str:
         rest = " That is no more than chance would call."
     else:
         rest = ""
-    for why in dict.fromkeys(withheld.why for withheld in found.withheld):
-        rest += f" No point is called recovered because {why}."
+    reasons: dict[str, set[int]] = {}
+    for withheld in found.withheld:
+        reasons.setdefault(withheld.why, set()).update(withheld.points)
+    for why, points in reasons.items():
+        some = "No point is" if len(points) == len(calls) else f"{_points(len(points))} not"
+        rest += f" {some} called recovered because {why}."
     if not outcome.nulls:
         rest += (
             " No null victim was attacked in the time: how often the method errs on this model is "

@@ -54,7 +54,7 @@ def loss_trace(trace: Sequence[float]) -> str:
 
 
 def spectrum_plot(singular_values: Sequence[float], rank: int | None) -> str:
-    """Singular values of ΔW1; those of the subspace that was used in colour, where that is known."""
+    """Singular values of ΔW1; those of the subspace that was used in colour, where it is known."""
     values = np.asarray(singular_values, dtype=float)
     shown = min(len(values), max(2 * (rank or 0) + 10, 40))
     values = values[:shown]

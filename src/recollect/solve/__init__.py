@@ -1,1 +1,1 @@
-"""Solvers: how to move the candidates. One loop (`solve/loop.py`), one file a method."""
+"""Solvers: how to move the candidates. One loop (`solve/loop.py`), one file per method."""

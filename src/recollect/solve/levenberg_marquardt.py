@@ -1,8 +1,8 @@
 """Levenberg–Marquardt on the variable projection: a few dozen steps where gradient descent takes
 ten thousand.
 
-s = −(JᵀJ + λ·mean(diag JᵀJ)·I)⁻¹ g,   Z ← Π(Z + s) if that lowers the loss (then λ/5), else λ·4 and
-again.
+s = −(JᵀJ + λ·mean(diag JᵀJ)·I)⁻¹ g,
+        Z ← Π(Z + s) if that lowers the loss (then λ/5), else λ·4 and again.
 """
 
 from __future__ import annotations

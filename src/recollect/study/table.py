@@ -1,5 +1,5 @@
-"""The results of a sweep as one tidy table: a row a job, in an order that does not depend on when
-each was run."""
+"""The results of a sweep as one tidy table: one row per job, in an order that does not depend on
+when each was run."""
 
 from __future__ import annotations
 

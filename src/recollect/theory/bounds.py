@@ -1,14 +1,15 @@
 """The guarantees for random features, as numbers: how wide is wide enough.
 
-    P[ sup |k_p − k_∞| ≤ ε ] ≥ 1 − δ   if   δ ≤ 4(1 + 2d)LM/(√d ε)   and   (lem:approx_kernel_bound)
+    P[ sup |k_p − k_∞| ≤ ε ] ≥ 1 − δ   if   δ ≤ 4(1 + 2d)LM/(√d ε)   and
+            (lem:approx_kernel_bound)
         p ≥ 8M⁴(2d + 1)/ε² · ( ln((2 + 4d)/δ) + 2d/(2d + 1)·ln(6LM/(√d ε)) )
 
     every x_j has an x̂_i within Δ, with probability 1 − δ, at this width for
-    (thm:finite_recon_proof)
+            (thm:finite_recon_proof)
         ε = c²/(4C(‖α‖₁ + ‖α̂‖₁)²)
 
     the same in r instead of d for data in r dimensions, with Δ' = √(r/d)·Δ
-                                                                   (cor:finite_recon_proof_subspace)
+            (cor:finite_recon_proof_subspace)
 
 M and L bound |φ| and |φ'|. Everything is done in logarithms: the theorem's widths have hundreds of
 digits.

@@ -1,15 +1,16 @@
 """C, which the theorem leaves open, bounded from above for circles and spheres.
 
     C = max_j ‖g_j‖²,  g_j in H_∞ with sup |f_j − g_j| ≤ ε̃ = c/(4(‖α‖₁ + ‖α̂‖₁)),
-    f_j the bump around x_j (eq:cont_fct)
+            f_j the bump around x_j (eq:cont_fct)
 
 Any such g_j will do, and the least norm is wanted. Turned about x_j and averaged, a g_j stays as
 near and its norm does not grow, so g = Σ g_m Z_m(⟨·, x_j⟩/d) loses nothing; ‖g‖² = Σ g_m²/λ_m, the
 same for all j. It is found in two steps:
 
-    g_m = f_m·λ_m/(λ_m + μ), the largest μ within 0.9·ε̃      kernel regression with a ridge:
-    feasible, not the least min Σ g_m²/λ_m − (1/t)·Σ_i ln(ε̃² − (f − g)²(θ_i))          from there,
-    for a growing t: Newton's method
+    g_m = f_m·λ_m/(λ_m + μ), the largest μ within 0.9·ε̃
+            kernel regression with a ridge: feasible, not the least
+    min Σ g_m²/λ_m − (1/t)·Σ_i ln(ε̃² − (f − g)²(θ_i))
+            from there, for a growing t: Newton's method
 
 How g was found proves nothing, so its distance from the bump is bounded afresh (`distance`): C is
 then a true upper bound up to rounding, and near the least one. It depends on Δ, and through ε̃ on

@@ -1,8 +1,8 @@
 """sup |k_p − k_∞| over pairs of points of the sphere, measured: a lower bound, since no search sees
 every pair.
 
-    ∇_x (k_p − k_∞)(x, y) = (1/p)Σ_i φ'(V_iᵀx + b_i)φ(V_iᵀy + b_i)V_i − k_∞'(t)·y/d,
-    t = xᵀy/d,   k_∞'(t) = E[φ'φ']
+    ∇_x (k_p − k_∞)(x, y) = (1/p)Σ_i φ'(V_iᵀx + b_i)φ(V_iᵀy + b_i)V_i − k_∞'(t)·y/d,   t = xᵀy/d,
+            k_∞'(t) = E[φ'φ']
 
 Of many random pairs the best climb along the sphere, each with a step of its own that grows while
 it helps. Draws of (V, b) are taken side by side.

@@ -1,7 +1,7 @@
 """The maximum mean discrepancy of two signed measures, and the chain of the recovery proof.
 
     P = Σ α_i δ(x_i),  P̂ = Σ α̂_i δ(x̂_i),
-    MMD_k² = Σα_iα_jk(x_i, x_j) − 2Σα_iα̂_jk(x_i, x̂_j) + Σα̂_iα̂_jk(x̂_i, x̂_j)
+            MMD_k² = Σα_iα_jk(x_i, x_j) − 2Σα_iα̂_jk(x_i, x̂_j) + Σα̂_iα̂_jk(x̂_i, x̂_j)
 
 Under k_p it is ‖Σα_iφ(x_i) − Σα̂_iφ(x̂_i)‖² = L_recon; under k_∞ it differs from that by at most
 ε(‖α‖₁ + ‖α̂‖₁)², with ε any bound on |k_p − k_∞| at these points.

@@ -6,8 +6,9 @@ On the sphere ‖x‖ = √d the two pre-activations are Gaussian with variance 
 φ(Vx + b)ᵀφ(Vx' + b)/p.
 
     erf    (2/π)·arcsin(2(1 + t)/5)          sine   e⁻²·sinh(1 + t)
-    (closed forms) tanh, sigmoid   the double integral in independent coordinates by the trapezoidal
-    rule, which converges
+            (closed forms)
+    tanh, sigmoid
+            the double integral in independent coordinates by the trapezoidal rule, which converges
                     exponentially for functions analytic in a strip
     clipped-relu    E[φ(u)·E[φ(w)|u]], the inner expectation in closed form
 

@@ -4,7 +4,7 @@ Mehler's formula with the Hermite coefficients a_k = E[φ(√2 z)h_k(z)], and th
 in zonal harmonics:
 
     k_∞(t) = Σ_k a_k²((1 + t)/2)^k = Σ_m λ_m Z_m(t),
-    Z_m(t) = cos(m·arccos t) for d = 2, P_m(t) for d = 3
+            Z_m(t) = cos(m·arccos t) for d = 2, P_m(t) for d = 3
 
 All terms are positive, so λ_m loses no digits however small it is. For g = Σ g_m Z_m(⟨·, x_j⟩/d)
 the norm in H_∞ is ‖g‖² = Σ g_m²/λ_m.

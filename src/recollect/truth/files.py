@@ -1,9 +1,11 @@
 """The files of a training run, and the truth in them: for scoring and showing, never for the
 attack.
 
-`init.safetensors`, `trained.safetensors`   θ0 and θf `truth.safetensors`
-inputs n×d, targets n×c, norms; how pixels were standardised `basis.safetensors`
-U, d×r `train.json`                                options and how training went
+`init.safetensors`, `trained.safetensors`   θ0 and θf
+`truth.safetensors`
+        inputs n×d, targets n×c, norms; how pixels were standardised
+`basis.safetensors`                         U, d×r
+`train.json`                                options and how training went
 """
 
 from __future__ import annotations

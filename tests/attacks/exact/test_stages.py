@@ -28,9 +28,10 @@ from recollect import (
 )
 from recollect.attacks.base import Context
 from recollect.attacks.exact.all_layers import AllLayerStages
-from recollect.attacks.exact.confidence import confidence as confidence_file
-from recollect.attacks.exact.confidence import expected_errors
+from recollect.attacks.exact.confidence import confidence, expected_errors
+from recollect.attacks.exact.tuning import Tuning
 from recollect.attacks.problem import Problem
+from recollect.attacks.reconstruct import UNTESTED
 from recollect.attacks.result import Reconstruction
 from recollect.attacks.runs import Runs
 from recollect.errors import RecollectWarning, VictimError
@@ -294,7 +295,7 @@ def test_confidence_ranks_the_errors_of_a_run_that_is_stuck() -> None:
 
     assert float((truth / 8**0.5 > 0.1).double().mean()) >= 0.2
     assert spearmanr(errors, truth).statistic >= 0.5
-    sure = confidence_file.confidence(objective, geometry, state["Z"])
+    sure = confidence(objective, geometry, state["Z"])
     assert spearmanr(sure, -truth).statistic >= 0.5
     assert ((sure >= 0) & (sure <= 1)).all()
 
@@ -723,11 +724,11 @@ def test_a_module_with_hidden_signs_says_so() -> None:
     }
     network = Victim(module, theta, theta).network
     victim = train_network(network, theta, data.inputs, data.targets).victim
-    with pytest.MonkeyPatch.context() as patch:  # the signs are open however far the descents go
-        patch.setattr("recollect.attacks.exact.all_layers._FALLING", (0.5,))
-        patch.setattr("recollect.attacks.exact.all_layers._CLOSING", (0.1,))
-        patch.setattr("recollect.attacks.exact.all_layers._CLOSED", (0.0,))
-        found = reconstruct(victim, 5, Exact(parameters="all", rounds=0))
+    # The signs are open however far the descents go.
+    short = Tuning(rungs_falling=(0.5,), rungs_closing=(0.1,), rungs_closed=(0.0,))
+    found = reconstruct(victim, 5, Exact(parameters="all", rounds=0, tuning=short))
+    assert not found.signs_settled
+    assert [one.why for one in found.withheld] == [UNTESTED]  # a module, not an MLP
     assert found.status is Status.SIGNS
     assert any("signs are not settled" in note for note in found.notes)
 
@@ -736,7 +737,8 @@ def test_the_loss_of_all_layers_is_that_of_the_network_as_it_is() -> None:
     victim, _ = narrow(2)
     found = reconstruct(victim, 6, Exact(parameters="all", rounds=0))
     names = victim.select("all")
-    plain = LayerwiseObjective(victim, names, device=CPU, dtype=F64, endpoints=Endpoints.PATH)
+    evidence = Evidence.change(victim).at(Endpoints.PATH)
+    plain = LayerwiseObjective(evidence, names, device=CPU, dtype=F64)
     assert found.loss == pytest.approx(
         float(plain.fit(found.inputs, gradient=False).loss), rel=1e-6
     )

@@ -1,11 +1,11 @@
-"""ê_i = √(σ² tr (JᵀJ)⁻¹_ii)/ρ, σ² = L/(equations − unknowns): how far off a point is likely to be,
+"""ê_i = √(σ² tr (JᵀJ)⁻¹_ii)/m, σ² = L/(equations − unknowns): how far off a point is likely to be,
 without truth.
 
-The textbook error of a least-squares estimate, relative to the points' median norm ρ, as if the
+The textbook error of a least-squares estimate, relative to the points' median norm m, as if the
 residual were noise. It is not: it is what the linearisation of training leaves, and the points that
 explain nothing. But a point that nothing holds has a large ê whatever the residual is made of, and
 in a run that is stuck those are the wrong ones. Where JᵀJ is not formed its inverse is estimated
-with random signs (`span/normal.py`), to a few ten per cent.
+with random signs (`objective/normal.py`), with an error of some ten per cent.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Σ_i s_i m_i = t, s_i ∈ {−1, +1}: the signs that lifting set aside.
 
-A lifted span (`span/rows.py`) explains Δθ by even parts and one free linear part. The true points
-also make up that linear part: with coefficients C_i^k of the even rows of point i at end k, those
-of the linear part must be
+A lifted objective (`objective/rows.py`) explains Δθ by even parts and one free linear part. The
+linear part comes from the same points: if C_i^k are the coefficients of the even rows of point i at
+end k, then the coefficients w_k of the linear part satisfy
 
-    Σ_i s_i C_i^k z_iᵀ = w_k,   weighted by what they multiply (`sign_system` of the span), Kr·c
-    equations.
+    Σ_i s_i C_i^k z_iᵀ = w_k,
+            weighted by what they multiply (`sign_system` of the objective), Kr·c equations.
 
 With as many equations as points this is least squares. With fewer it is a subset sum of low
 density: the signs are a short vector of the lattice spanned by the rows of (Kannan's embedding,
