@@ -180,6 +180,7 @@ import recollect as rc
 @dataclass(frozen=True)
 class Sure:
     cut: bool = False
+    tested: bool = True
 
     @property
     def needs(self):
@@ -189,7 +190,7 @@ class Sure:
         return rc.Cost()
 
     def calibrated(self, victim):
-        return False
+        return self.tested
 
     def run(self, victim, n, context):
         return rc.Reconstruction(
@@ -219,6 +220,10 @@ def test_points_that_must_not_be_counted_are_not(
     assert main(["report", "found"]) == 0
     said = capsys.readouterr().out
     assert "hold 4 of them firmly. 2 are not counted because somebody is in doubt." in said
+    assert main([*attack, "--set", "tested=false"]) == 0
+    said = capsys.readouterr().out
+    assert "hold every point" not in said
+    assert "6 of 6 points must not be taken for recovered because confidence was not" in said
 
 
 def test_people_get_words(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -258,7 +258,6 @@ def test_each_job_is_a_task_of_its_own_with_estimates(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-@pytest.mark.xfail(reason="total_memory() of a CUDA device fails where there is none")
 def test_work_for_the_gpus_of_a_cluster_is_estimated_on_a_machine_without_one(
     tmp_path: Path,
 ) -> None:

@@ -15,7 +15,7 @@ from recollect.attacks.base import Attack, Context, Cost, Needs
 from recollect.attacks.exact.tuning import Tuning
 from recollect.errors import OptionError
 from recollect.objective.endpoints import Endpoints
-from recollect.options import Option, build, check, merged, option, schema, words
+from recollect.options import AUTO, Option, build, check, merged, option, schema, words
 from recollect.solve.gradient_descent import GradientDescent
 from recollect.solve.levenberg_marquardt import LevenbergMarquardt
 
@@ -346,6 +346,8 @@ def build_attack(given: Mapping[str, Any]) -> Attack:
     options = {key: value for key, value in given.items() if key != "attack"}
     if options.get("solver") == "auto":
         del options["solver"]
+    if name == "exact" and options.get("dtype") in (AUTO, "float64"):
+        del options["dtype"]  # its only precision, which may be said
     made = build(attack_class(name), options, owner=f"--attack {name}")
     assert isinstance(made, Attack)
     return made

@@ -10,8 +10,11 @@
     solver = "gd"
     method = ["full", "subspace", "true"]
 
-The names are those of `Job` and `Recipe` (`seed` of the victim is `training_seed`). A grid is the
-product of its lists.
+The keys are the columns of a job (`study_schema`): the options of the victim, of the study and of
+the built-in attacks. Three of them differ from the flags of the command line: `training_seed` is
+the victim's seed, `attack_tolerance` and `attack_dtype` are options of the attack. A grid is the
+product of its lists. `attack = "package.module:Class"` names an attack of the user's own, whose
+code is run; every further key is then one of its options.
 """
 
 from __future__ import annotations

@@ -53,6 +53,8 @@ def total_memory(device: torch.device) -> int:
 
 def _installed_memory(device: torch.device) -> int:
     if device.type == "cuda":
+        if not torch.cuda.is_available():  # the GPUs of a cluster: a typical size
+            return int(Machine.memory)
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
