@@ -181,7 +181,7 @@ def test_damaged_records_are_named_errors(tmp_path: Path) -> None:
         "{",
         json.dumps({**good, "loss": "x"}),
         json.dumps({**good, "stages": 3}),
-        json.dumps({**good, "rank": None}),
+        json.dumps({**good, "rank": "x"}),
         json.dumps({**good, "stages": [{"name": 1}]}),
         json.dumps({**good, "notes": ["\ud800"]}),
     ):

@@ -572,7 +572,7 @@ def test_restarts_of_all_layers_keep_the_one_that_explains_most(
             "_from_start",
             lambda n, ends, k: stages._keep(objective, replace(outcome, loss=losses[k])),
         )
-        stages._starts(6, Endpoints.BOTH)
+        stages._best_start(lambda k: stages._from_start(6, Endpoints.BOTH, k))
     assert stages.outcome.loss == 0.1
 
 
@@ -635,7 +635,7 @@ def test_an_interruption_keeps_what_the_last_layer_found(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(stages, "_from_start", stop)
         with pytest.raises(KeyboardInterrupt):
-            stages._starts(6, Endpoints.BOTH)
+            stages._best_start(lambda k: stages._from_start(6, Endpoints.BOTH, k))
         assert stages.state is before
 
 

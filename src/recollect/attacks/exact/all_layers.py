@@ -28,7 +28,7 @@ from dataclasses import replace
 
 import torch
 
-from recollect.attacks.exact.base import Stages, State, Stopped
+from recollect.attacks.exact.base import Stages, State
 from recollect.attacks.exact.confidence import DOUBTFUL, expected_errors
 from recollect.attacks.exact.last_layer import LastLayerStages
 from recollect.attacks.exact.respawn import spawn
@@ -62,7 +62,8 @@ class AllLayerStages(Stages[ExactObjective]):
             return
         first, its_notes = self.state, self.notes
         endpoints = self._endpoints(n)
-        self._starts(n, endpoints)
+        # Each start goes as far as gates that are all but closed at these endpoints.
+        self._best_start(lambda restart: self._from_start(n, endpoints, restart))
         if endpoints is Endpoints.BOTH and self._between(n):
             objective, outcome = self._through(
                 "the way between", self.tuning.rungs_closing, Endpoints.PATH, self.Z
@@ -184,24 +185,6 @@ class AllLayerStages(Stages[ExactObjective]):
         jitter = torch.tensor(outcome.jitter, dtype=torch.float64, device=self.problem.device)
         return float(expected_errors(objective, self.problem.geometry, outcome.Z, jitter).median())
 
-    def _starts(self, n: int, endpoints: Endpoints) -> None:
-        """Random starts, each as far as gates all but closed at these endpoints; the one that
-        explains most is kept."""
-        before, best = self.state, None
-        try:
-            for restart in range(self.problem.search.restarts):
-                self.state = None
-                self._from_start(n, endpoints, restart)
-                if best is None or self.outcome.loss < best.outcome.loss:
-                    best = self.state
-        except (
-            Stopped,
-            KeyboardInterrupt,
-        ):  # what was found before counts for more than a start half done
-            self.state = best or before or self.state
-            raise
-        self.state = best
-
     def _from_start(self, n: int, endpoints: Endpoints, restart: int) -> None:
         problem = self.problem
         one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
@@ -255,8 +238,8 @@ class AllLayerStages(Stages[ExactObjective]):
             self._record(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
 
     def _missing(self, generator: torch.Generator) -> Float[Tensor, "m r"]:
-        """Points that would explain much of what is left; as many more as some that are there seem
-        wrong."""
+        """New points: as many as would explain much of the rest, or as seem wrong now, if that is
+        more."""
         objective, Z = self.objective, self.Z
         costs = objective.costs(Z, self._jitter).nan_to_num(0.0)
         errors = expected_errors(objective, self.problem.geometry, Z, self._jitter)

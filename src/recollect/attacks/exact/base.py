@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -155,6 +156,23 @@ class Stages(ABC, Generic[S]):
             trace = torch.cat([self.outcome.trace, trace])
         settled = self.state is None or self.state.signs_settled
         self.state = State(self.problem, objective, replace(outcome, trace=trace), settled)
+
+    def _best_start(self, attempt: Callable[[int], None]) -> None:
+        """Random starts, each by itself; the state with the smallest loss is kept."""
+        before, best = self.state, None
+        try:
+            for restart in range(self.problem.search.restarts):
+                self.state = None
+                attempt(restart)
+                if best is None or self.outcome.loss < best.outcome.loss:
+                    best = self.state
+                if self.outcome.loss <= self.tuning.exact:
+                    break
+        except (Stopped, KeyboardInterrupt):
+            # What was found before counts for more than a start that is half done.
+            self.state = best or before or self.state
+            raise
+        self.state = best
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

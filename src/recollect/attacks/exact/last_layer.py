@@ -86,19 +86,15 @@ class LastLayerStages(Stages[LastLayerObjective]):
     # One stage each.
 
     def _start(self, n: int, objective: LastLayerObjective) -> None:
-        geometry, restarts = self.problem.geometry, self.problem.search.restarts
-        best: Outcome | None = None
-        for restart in range(restarts):
-            Z = random_start(geometry, n, self.problem.r, stream(f"start {restart}", self._seed))
-            outcome = self._descend(
-                "random start", objective, Z.to(self.problem.device, self.problem.dtype)
-            )
-            if best is None or outcome.loss < best.loss:
-                best = outcome
-                self._keep(objective, best)
+        problem = self.problem
+
+        def attempt(restart: int) -> None:
+            Z = random_start(problem.geometry, n, problem.r, stream(f"start {restart}", self._seed))
+            outcome = self._descend("random start", objective, Z.to(problem.device, problem.dtype))
+            self._keep(objective, outcome)
             self._record(f"random start {restart + 1}", outcome)
-            if best.loss <= self.tuning.exact:
-                break
+
+        self._best_start(attempt)
 
     def _count(self, one: LastLayerObjective, both: LastLayerObjective | None) -> None:
         """Grow until more points explain little more, then drop those that are not needed; grow on
