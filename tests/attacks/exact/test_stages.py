@@ -664,7 +664,8 @@ def test_hidden_signs_are_lifted_in_all_layers_too() -> None:
 
 def test_all_layers_go_on_after_an_interruption() -> None:
     victim, _ = narrow(2)
-    attack = Exact(parameters="all", rounds=1)
+    fewer = Tuning(rungs_falling=(0.5, 0.06), rungs_again=(0.1,), rungs_closing=(0.05,))
+    attack = Exact(parameters="all", rounds=1, tuning=fewer)
     straight, memory = reconstruct(victim, 6, attack), Memory()
     assert torch.equal(straight.inputs, reconstruct(victim, 6, attack).inputs)
     for stop_at in (1, 2):
@@ -709,7 +710,7 @@ def test_all_layers_where_the_last_did_not_move() -> None:
         {**victim.theta_0, "layers.1.weight": victim.theta_f["layers.1.weight"]},
         victim.theta_f,
     )  # type: ignore[dict-item]
-    found = reconstruct(still, 6, Exact(parameters="all", rounds=0))
+    found = reconstruct(still, 6, Exact(parameters="all", rounds=0, iterations=10))
     assert found.loss < 1
 
 
