@@ -12,7 +12,24 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditOptions:
+class ComputeOptions:
+    """What every run is told: the seed and the device."""
+
+    seed: int = option(
+        0,
+        help="Same seed, same machine, same bits.",
+        least=0,
+        most=2**32 - 1,
+        hint="choose one of those",
+    )
+    device: str = option("auto", help="Where to compute.", choices=("auto", "cpu", "cuda"))
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(ComputeOptions):
     """How much to spend on an audit, and on what."""
 
     n: int | None = option(
@@ -30,17 +47,9 @@ class AuditOptions:
         "estimates, not "
         "enforced.",
     )
-    seed: int = option(
-        0,
-        help="Same seed, same machine, same bits.",
-        least=0,
-        most=2**32 - 1,
-        hint="choose one of those",
-    )
-    device: str = option("auto", help="Where to compute.", choices=("auto", "cpu", "cuda"))
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         seconds_of(self.budget)
         bytes_of(self.memory)
 

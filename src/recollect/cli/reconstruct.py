@@ -18,6 +18,7 @@ from recollect.attacks.options import (
     attack_options,
     build_attack,
 )
+from recollect.auditing.options import ComputeOptions
 from recollect.cli.common import (
     Flatten,
     Json,
@@ -30,7 +31,7 @@ from recollect.cli.common import (
 from recollect.cli.console import Terminal
 from recollect.cli.flags import flags, given
 from recollect.errors import FileError, OptionError, RunError
-from recollect.options import AUTO, build, check, home, option, schema, words
+from recollect.options import AUTO, build, home, option, schema, words
 from recollect.victim.options import NetworkOptions
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(ComputeOptions):
     """What every attack is told: how many points, the seed, the device, and which attack."""
 
     n: int | None = option(
@@ -54,17 +55,6 @@ class RunOptions:
         "package.module:Class, an attack "
         "of your own. auto: exact, or projection where --solver gd or lm is given.",
     )
-    seed: int = option(
-        0,
-        help="Same seed, same machine, same bits.",
-        least=0,
-        most=2**32 - 1,
-        hint="choose one of those",
-    )
-    device: str = option("auto", help="Where to compute.", choices=("auto", "cpu", "cuda"))
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def _attack_flags() -> dict[str, Any]:
