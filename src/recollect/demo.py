@@ -1,5 +1,5 @@
-"""The whole story on built-in photographs: train, read the data back from the two checkpoints,
-compare, report."""
+"""A demonstration on built-in photographs: train a network, reconstruct the data from its two
+checkpoints, compare them with the truth, and write a report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def recipe(seed: int = 0) -> Recipe:
 
 
 def tell(out: Path, made_by: Recipe, *, say: Callable[[str], None], progress: Progress) -> Score:
-    """Run it all into `out`, saying what happens; returns the score."""
+    """Run the demonstration with its files in `out`, describing each step; returns the score."""
     began, seed = time.perf_counter(), made_by.seed
     say(
         f"1. Training a two-layer network of width {WIDTH} on {N} photographs (32×32×3) until it "

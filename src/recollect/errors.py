@@ -1,7 +1,7 @@
-"""The errors a person can meet. Each message reads: expected …, got …; do …
+"""The errors that a user can meet. Each message reads: expected …, got …; do …
 
-`InputError` and its children are the caller's to mend (exit code 2); `RunError` and its children
-are runs that were asked for correctly and did not succeed (exit code 1).
+`InputError` and its subclasses are errors that the caller can correct (exit code 2). `RunError` and
+its subclasses are runs that were requested correctly and did not succeed (exit code 1).
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ _LONGEST = 2000
 
 
 class RecollectError(Exception):
-    """Anything Recollect refuses or fails to do, with a message fit to show as it is.
+    """Anything that Recollect refuses or fails to do, with a message that can be shown as it is.
 
-    Much of a message may come from a hostile file: what would move a cursor or fill a screen is
-    taken out here.
+    Parts of a message may come from a hostile file, so control characters are escaped and long
+    messages are shortened.
     """
 
     exit_code = 1
 
     def __init__(self, message: str) -> None:
         if len(message) > _LONGEST:
-            # the remedy is at the end
+            # The end is kept, because it holds the remedy.
             message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 4 :]}"
         plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in message)
         super().__init__(plain)
@@ -54,15 +54,15 @@ class VictimError(InputError):
 
 
 class RunError(RecollectError):
-    """A run that was asked for correctly did not succeed."""
+    """A run that was requested correctly did not succeed."""
 
 
 class TrainingDiverged(RunError):
-    """Gradient descent left the basin: the step is beyond the stability limit."""
+    """Gradient descent diverged, because the step is beyond the stability limit."""
 
 
 class TrainingDidNotConverge(RunError):
-    """Gradient descent ran out of steps above the tolerance."""
+    """Gradient descent used all its steps before it reached the tolerance."""
 
 
 class RecollectWarning(UserWarning):

@@ -1,5 +1,5 @@
-"""Options: the name, type, default, check and help sentence of each stand in one place, the field
-of a dataclass.
+"""Options. The name, type, default, check and help sentence of an option are written in one place:
+the field of a dataclass.
 
 A field made by `option` carries all of it. The command line, sweep plans and JSON records are
 derived from the fields: `schema` lists the options of a class, `words` writes an object as plain
@@ -23,7 +23,7 @@ from typing import Any
 from recollect.errors import OptionError
 
 AUTO = "auto"
-"""How None is written: let the program choose."""
+"""The word that stands for None: the program chooses."""
 _LARGEST_INTEGER = 10**12
 _KINDS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool, "Path": Path}
 _KIND_NAMES = {
@@ -41,16 +41,16 @@ class Rule:
 
     help: str
     choices: tuple[str, ...] = ()
-    """Words that are allowed; beside numbers, where the field is a number."""
+    """Words that are allowed. If the field is a number, they are allowed in addition to numbers."""
     least: float | None = None
     most: float | None = None
     positive: bool = False
     hint: str = ""
     """What to do about a value that is refused."""
     name: str | None = None
-    """Of the flag and the JSON key, where it differs from the field's."""
+    """Name of the flag and the JSON key, if it differs from that of the field."""
     column: str | None = None
-    """In sweep plans and tables, where it differs from the flag's."""
+    """Name in sweep plans and tables, if it differs from that of the flag."""
     members: Mapping[str, type] | None = None
     enum: type[Enum] | None = None
 
@@ -69,7 +69,7 @@ class Option:
     name: str
     kind: type
     default: Any
-    """In words; None where it depends on the choices made."""
+    """The default as a plain value; None if it depends on another option."""
     required: bool
     nullable: bool
     rule: Rule
@@ -82,7 +82,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """What a user writes for this option; errors name it so."""
+        """What a user writes for this option. Error messages use the same name."""
         return self.key or "--" + self.name.replace("_", "-")
 
     @property
@@ -99,7 +99,7 @@ class Option:
 
     @property
     def help(self) -> str:
-        """The sentence, with the choices that only some values of another option have and with the
+        """The help sentence, the values of another option that this one requires, and the
         default."""
         sentence = self.rule.help
         if self.chooser is not None:
@@ -112,7 +112,7 @@ class Option:
 
 @cache
 def schema(cls: type) -> Mapping[str, Option]:
-    """The options of a dataclass by name, those of a choice's members after the choice."""
+    """The options of a dataclass by name. A choice is followed by the options of its members."""
     found: dict[str, Option] = {}
     for field in dataclasses.fields(cls):
         rule = _rule(field)
@@ -136,7 +136,7 @@ def _rule(field: Field[Any]) -> Rule | None:
 
 
 def _annotation(field: Field[Any]) -> str:
-    """The type of a field as text; where a module does not postpone annotations it is a class."""
+    """The type of a field as text. It is a class if the module does not postpone annotations."""
     return field.type.__name__ if isinstance(field.type, type) else str(field.type)
 
 
@@ -155,8 +155,8 @@ def _option(field: Field[Any], rule: Rule) -> Option:
 
 
 def _merged(known: Option | None, inner: Option, chooser: str, member: str) -> Option:
-    """The option of one member, or of several that share its name. Where defaults differ, there is
-    none to show."""
+    """The option of one member, or of several members that share its name. If their defaults
+    differ, no default is shown."""
     if known is None:
         return dataclasses.replace(inner, chooser=chooser, choices=(member,), required=False)
     default = known.default if known.default == inner.default else None
@@ -164,7 +164,7 @@ def _merged(known: Option | None, inner: Option, chooser: str, member: str) -> O
 
 
 def to_word(value: Any, rule: Rule | None = None) -> Any:
-    """A value as plain text, number or truth value."""
+    """A value as plain text, a number or a boolean."""
     if value is None:
         return AUTO
     if isinstance(value, Enum):
@@ -176,7 +176,7 @@ def to_word(value: Any, rule: Rule | None = None) -> Any:
             return name
     if (
         type(value).__module__ == "torch"
-    ):  # a dtype, without importing torch; of a tensor only its shape
+    ):  # a dtype, recognised without importing torch, or a tensor, shown by its shape
         shape = getattr(value, "shape", None)
         return (
             str(value).removeprefix("torch.")
@@ -187,8 +187,8 @@ def to_word(value: Any, rule: Rule | None = None) -> Any:
 
 
 def words(options: Any) -> dict[str, Any]:
-    """All options of an object as plain values, by name; of a choice, the options of what was
-    chosen."""
+    """All options of an object as plain values, by name. A choice is followed by the options of the
+    chosen member."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(options):
         if (rule := _rule(field)) is None:
@@ -201,10 +201,10 @@ def words(options: Any) -> dict[str, Any]:
 
 
 def build(cls: type, given: Mapping[str, Any], *, owner: str = "these options") -> Any:
-    """An object of the class from plain values by name. What is not given has its default; None is
-    `auto`.
+    """Make an object of the class from plain values by name.
 
-    `owner` says in an error what the options are of.
+    Options that are not given have their default, and None means `auto`. Error messages say that
+    the options are those of `owner`.
     """
     known = schema(cls)
     for name in given:
@@ -273,8 +273,8 @@ def _choose(
 
 
 def from_word(option: Option, word: Any) -> Any:
-    """The value that a plain value stands for; an error names the option, what it takes and what it
-    got."""
+    """The value that a plain value stands for. An error names the option, what it accepts and what
+    it got."""
     if word is None or (word == AUTO and option.nullable):
         return None
     if option.rule.enum is not None:
@@ -305,7 +305,7 @@ def _number_or_text(option: Option, word: Any) -> Any:
 
 
 def parsed(option: Option, text: str) -> Any:
-    """The plain value that a command line writes as text. 10.7 is not a whole number."""
+    """The plain value of a text on the command line. 10.7 is not accepted as a whole number."""
     if text == AUTO and option.nullable:
         return AUTO
     if text in option.allowed or option.kind in (str, Path):
@@ -320,7 +320,7 @@ def parsed(option: Option, text: str) -> Any:
 
 
 def check(options: Any) -> None:
-    """Called by `__post_init__`: convert words, and refuse values that an option does not take."""
+    """Convert words, and refuse values that an option does not accept. `__post_init__` calls it."""
     for field in dataclasses.fields(options):
         rule = _rule(field)
         if rule is None or "rule" not in field.metadata:
@@ -350,7 +350,7 @@ def check(options: Any) -> None:
 
 
 def to_torch_free(value: Any) -> Any:
-    """A torch dtype by its name, so that options hold plain values; everything else as it is."""
+    """The name of a torch dtype, so that options hold plain values; any other value unchanged."""
     return (
         to_word(value)
         if type(value).__module__ == "torch" and type(value).__name__ == "dtype"
@@ -370,7 +370,7 @@ def _check_choice(option: Option, value: Any) -> None:
 
 
 def check_number(option: Option, value: Any) -> None:
-    """Refuse what is not a number, or not one that the option takes."""
+    """Refuse a value that is not a number, or not a number that the option accepts."""
     rule = option.rule
     number = (
         isinstance(value, (int, float))
@@ -398,7 +398,7 @@ def check_number(option: Option, value: Any) -> None:
 
 
 def readable_number(value: float) -> str:
-    """10⁸ instead of 100000000."""
+    """A number as text: 10⁸ instead of 100000000."""
     exponent = round(math.log10(value)) if value >= 10_000 else 0
     if exponent and value == 10**exponent:
         return "10" + str(exponent).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -412,8 +412,8 @@ def _shown(value: Any) -> str:
 
 
 def home(name: str, chooser: str, members: Mapping[str, type]) -> tuple[str, tuple[str, ...]]:
-    """The choice with which an option may be given: `chooser` and some of its members, or a choice
-    within those."""
+    """The choice that an option requires: `chooser` and some of its members, or a choice within
+    those members."""
     homes = {one: schema(member)[name] for one, member in members.items() if name in schema(member)}
     inner = next((one for one in homes.values() if one.chooser is not None), None)
     if inner is None or inner.chooser is None:
@@ -422,7 +422,7 @@ def home(name: str, chooser: str, members: Mapping[str, type]) -> tuple[str, tup
 
 
 def merged(schemas: Iterable[Mapping[str, Option]]) -> dict[str, Option]:
-    """One list of the options of several classes. Where defaults differ there is none to show."""
+    """The options of several classes by name. If the defaults differ, no default is shown."""
     found: dict[str, Option] = {}
     for one in schemas:
         for name, made in one.items():

@@ -1,9 +1,11 @@
-"""The files of a reconstruction: what `reconstruct` writes, reads back, and resumes from. No truth
-comes near them. Records have schema 2; those of schema 1, of version 0.1.0, are still read.
+"""The files of a reconstruction, which `reconstruct` writes, reads back and resumes from.
+
+They contain nothing of the true data. Records have schema 2; records of schema 1, from version
+0.1.0, can still be read.
 
 `reconstruction.safetensors`  inputs, coefficients, predictions, confidence, trace, singular_values
 `reconstruct.json`            options, loss, status, stages, notes, versions
-`resume.safetensors`          the run itself, for going on where it stopped
+`resume.safetensors`          the state of the run, to resume it where it stopped
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ RESUME = "resume.safetensors"
 
 @dataclass(frozen=True)
 class Record:
-    """A reconstruction as it lies in a folder, or as it would."""
+    """A reconstruction as it is stored in a folder, or as it would be stored."""
 
     inputs: Float[Tensor, "n d"]
     norms_identifiable: bool
@@ -53,7 +55,7 @@ class Record:
     singular_values: Float[Tensor, " s"] | None
     confidence: Float[Tensor, " n"] | None
     image_shape: tuple[int, int, int] | None
-    """Channels, height, width, where the victim says so."""
+    """Channels, height and width, if the victim specifies them."""
     facts: dict[str, Any] = field(repr=False)
     """The content of `reconstruct.json`."""
     extra: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
@@ -61,7 +63,7 @@ class Record:
 
     @property
     def withheld(self) -> dict[str, tuple[int, ...]]:
-        """Points that must not be reported as recovered, by the reason."""
+        """Points that must not be reported as recovered, by reason."""
         found: dict[str, tuple[int, ...]] = {}
         for one in self.facts.get("withheld", ()):
             found[one["why"]] = (*found.get(one["why"], ()), *one["points"])
@@ -76,10 +78,10 @@ def record_of(
     options: Mapping[str, Any] | None = None,
     files: Sequence[Path | str] = (),
 ) -> Record:
-    """What is written of a reconstruction.
+    """The record of a reconstruction.
 
-    `attack` and `options` are what a person asked for, `files` the checkpoints it was asked of,
-    which are hashed.
+    `attack` and `options` are what the user asked for. `files` are the checkpoints of the victim,
+    whose hashes are recorded.
     """
     described = {} if attack is None else attack_words(attack)
     facts: dict[str, Any] = {
@@ -125,7 +127,7 @@ def record_of(
 
 
 def write_record(folder: Path, record: Record) -> dict[str, Any]:
-    """Write both files at once; returns what went into `reconstruct.json`."""
+    """Write both files together; returns the content of `reconstruct.json`."""
     tensors = {"inputs": record.inputs, "trace": record.trace, **record.extra}
     if record.confidence is not None:
         tensors["confidence"] = record.confidence
@@ -138,7 +140,7 @@ def write_record(folder: Path, record: Record) -> dict[str, Any]:
 
 
 def file_hash(path: Path) -> str | None:
-    """The SHA-256 of a file; None where there is none."""
+    """The SHA-256 of a file, or None if there is no such file."""
     if not path.is_file():
         return None
     with path.open("rb") as stream:
@@ -146,7 +148,7 @@ def file_hash(path: Path) -> str | None:
 
 
 def read_record(folder: Path) -> Record:
-    """A reconstruction from its folder."""
+    """Read a reconstruction from its folder."""
     facts = read_json(folder / FACTS)
     if not _well_formed(facts):
         raise FileError(
@@ -170,7 +172,7 @@ def read_record(folder: Path) -> Record:
     shaped = (
         inputs.dim() == 2 and inputs.numel() > 0 and all(tensor.dim() == 1 for tensor in curves)
     )
-    # A failed step leaves NaN in the trace.
+    # The trace is excluded, because a failed step leaves NaN in it.
     finite_ones = (inputs, *(tensor for tensor in curves if tensor is not trace))
     if (
         not (plain and shaped)
@@ -204,7 +206,7 @@ def _image_shape(shape: Any, d: int) -> tuple[int, int, int] | None:
 
 
 def _well_formed(facts: Mapping[str, Any]) -> bool:
-    """Whether everything that is shown later has the type it is shown as; the file may come from
+    """Whether every value that is shown later has the expected type; the file may come from
     anywhere."""
     stages, withheld = facts.get("stages"), facts.get("withheld", [])
 
@@ -236,15 +238,15 @@ def _well_formed(facts: Mapping[str, Any]) -> bool:
 
 
 class ResumeFile:
-    """A run in `resume.safetensors`. A file that is damaged or of another computation is ignored
-    and replaced."""
+    """The state of a run in `resume.safetensors`. A file that is damaged or belongs to another
+    computation is ignored and replaced."""
 
     def __init__(self, folder: Path, *, resume: bool = True) -> None:
         self._path = folder / RESUME
         self._resume = resume
 
     def load(self, fingerprint: str) -> SavedRun | None:
-        """What was saved under this fingerprint; None if there is nothing that can be used."""
+        """The state saved under this fingerprint, or None if there is none that can be used."""
         if not self._resume or not self._path.is_file():
             return None
         with contextlib.suppress(
@@ -272,7 +274,7 @@ class ResumeFile:
         return None
 
     def save(self, fingerprint: str, saved: SavedRun) -> None:
-        """Keep this, in place of what was there."""
+        """Save this state, replacing the previous one."""
         tensors = saved.run.tensors()
         for k, outcome in enumerate(saved.outcomes):
             tensors |= {f"outcome.{k}.Z": outcome.Z, f"outcome.{k}.trace": outcome.trace}
@@ -303,5 +305,5 @@ def versions() -> dict[str, str]:
 
 
 def finite(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
+    """The value, or None if it is not finite, since JSON has no NaN and no infinity."""
     return value if math.isfinite(value) else None

@@ -7,9 +7,9 @@
 | r      | dimension of the data's subspace               |
 | c      | outputs of the network                         |
 | p      | width: inputs of the last layer                |
-| m      | parameters taken part in Δθ (rows of Gᵀ)       |
+| m      | parameters that Δθ includes (rows of Gᵀ)       |
 
-The annotations are checked at run time in the tests only.
+The annotations are checked at run time only in the tests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Bool", "Float", "Int", "Tensor", "Theta", "cast"]
 
 
 def cast(theta: Theta, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """θ on the device, its floating-point tensors in this precision."""
+    """θ on the device, with its floating-point tensors in this precision."""
     return {
         name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in theta.items()

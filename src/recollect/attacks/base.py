@@ -1,5 +1,5 @@
-"""What an attack is: it says what it needs, what it costs and how far its confidence was tested,
-and it runs itself.
+"""The interface of an attack: it states what it needs, what it costs and whether its confidence was
+tested, and it runs itself.
 
 Anything that fulfils `Attack` can be given to `reconstruct`, to `--attack package.module:Class`,
 and to a sweep plan. docs/write-an-attack.md builds one.
@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-if TYPE_CHECKING:  # option classes name these, and the command line must not wait for torch
+if TYPE_CHECKING:  # option classes refer to these; the command line must start without torch
     import torch
 
     from recollect.attacks.result import Reconstruction, ResumeSlot
@@ -22,14 +22,14 @@ if TYPE_CHECKING:  # option classes name these, and the command line must not wa
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What an attack cannot do without.
+    """What an attack requires.
 
     Parameters
     ----------
     theta_0
-        The weights from before training.
+        Whether it needs the weights from before training.
     n
-        The number of points. An attack that can find it out by itself does not need it.
+        Whether it needs the number of points. An attack that can determine it does not.
     """
 
     theta_0: bool = True
@@ -38,19 +38,19 @@ class Needs:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What an attack will take, estimated before it runs.
+    """The cost of an attack, estimated before it runs.
 
     Parameters
     ----------
     seconds
-        Of the whole attack, correct within a factor of a few.
+        Time of the whole attack, correct within a factor of a few.
     step_seconds
-        Of a single step. An attack cannot end sooner.
+        Time of a single step. An attack cannot end sooner.
     bytes
         Peak memory.
     equations, unknowns
-        Counted for n points. With more unknowns than equations nothing is determined. Zero where
-        counting says nothing.
+        Their numbers for n points. With more unknowns than equations the points are not determined.
+        Zero if the counts mean nothing for this attack.
     """
 
     seconds: float = 0.0
@@ -62,20 +62,20 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What an attack is given beside the victim.
+    """What an attack is given in addition to the victim.
 
     Parameters
     ----------
     seed
-        Of every random number the attack draws.
+        Seed of every random number that the attack draws.
     device
         Where to compute.
     progress
-        To report how far the attack is.
+        Called to report how far the attack is.
     deadline
-        A value of `time.monotonic()` at which to stop with the best so far and `Status.TIME`.
+        Value of `time.monotonic()` at which to stop, with the best result so far and `Status.TIME`.
     resume
-        Where the state of an unfinished run is kept; None: nowhere.
+        Where the state of an unfinished run is saved. None to save nothing.
     """
 
     seed: int
@@ -87,19 +87,19 @@ class Context:
 
 @runtime_checkable
 class Attack(Protocol):
-    """A way to read training data out of a victim. Its options are the fields of the class that
-    implements it."""
+    """A method to reconstruct training data from a victim. Its options are the fields of the class
+    that implements it."""
 
     @property
     def needs(self) -> Needs:
-        """What it cannot do without; `reconstruct` checks this before it calls `run`."""
+        """What the attack requires; `reconstruct` checks this before it calls `run`."""
 
     def cost(self, victim: Victim, n: int, machine: Machine) -> Cost:
-        """What finding n points will take on this machine."""
+        """The estimated cost of finding n points on this machine."""
 
     def calibrated(self, victim: Victim) -> bool:
-        """Whether its confidence was tested on victims like this one. If not, an audit calls no
-        point recovered."""
+        """Whether the confidence was tested on victims like this one. If not, an audit reports no
+        point as recovered."""
 
     def run(self, victim: Victim, n: int | None, context: Context) -> Reconstruction:
-        """Find n points; None: as many as the evidence shows."""
+        """Find n points, or as many as the evidence shows if n is None."""

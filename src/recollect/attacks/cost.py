@@ -1,8 +1,8 @@
-"""What a search will take, counted before it runs: seconds, bytes, equations against unknowns.
+"""The cost of a search, estimated before it runs: seconds, bytes, and equations against unknowns.
 
-The number of steps that a search needs is not known beforehand. Seconds are those of a usual number
-of steps, correct within a factor of a few. Studies call this with the sizes of victims that are not
-trained yet.
+The number of steps that a search needs is not known beforehand. The seconds are those of a typical
+number of steps, correct within a factor of a few. Studies use these functions with the sizes of
+victims that are not trained yet.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from recollect.system.device import Machine
 from recollect.victim.victim import Victim
 
 _SEARCH_STEPS = {"last": 60, "all": 200}
-"""Usual number of steps of Levenberg–Marquardt over all stages."""
+"""Typical number of Levenberg–Marquardt steps over all stages."""
 _MIN_STEP_SECONDS = {"last": 6e-3, "all": 3e-2}
-"""Seconds of a step however small it is: many small operations, and the judging between steps."""
+"""Minimum seconds of a step: many small operations, and the evaluation between steps."""
 _MIN_ITERATION_SECONDS = {"cpu": 4e-4, "cuda": 2.5e-4}
-"""Seconds of an iteration of gradient descent however small it is."""
+"""Minimum seconds of an iteration of gradient descent."""
 _PRODUCTS_PER_STEP = 40
-"""Products with JᵀJ in a step that does not form it: conjugate gradients, and rejected steps."""
+"""Products with JᵀJ in a matrix-free step, for conjugate gradients and for rejected steps."""
 _COPIES_OF_WEIGHTS = 5
 
 
@@ -34,7 +34,7 @@ def victim_cost(search: Search, victim: Victim, n: int, machine: Machine) -> Cos
     """The cost of a search for n points in a victim."""
     problem = Problem.of(
         victim, search, torch.device("cpu")
-    )  # only sizes are used: nothing is computed there
+    )  # only its sizes are used; nothing is computed on this device
     cost = search_cost(
         search, sizes_of(problem, n), n, machine, ruled=has_rules(victim, search.parameters)
     )
@@ -64,8 +64,10 @@ def sizes_of(problem: Problem, n: int) -> Sizes:
 def search_cost(
     search: Search, sizes: Sizes, n: int, machine: Machine, *, ruled: bool = True
 ) -> Cost:
-    """The cost of a search for n points in a victim of these sizes. `ruled`: every layer has a
-    rule."""
+    """The cost of a search for n points in a victim of these sizes.
+
+    `ruled` says whether every layer has a rule for the layerwise Gram matrix.
+    """
     device = machine.device
     weights = _COPIES_OF_WEIGHTS * 8 * sizes.weights
     if (isinstance(search, Projection) and isinstance(search.solver, GradientDescent)) or not ruled:

@@ -1,11 +1,11 @@
-"""Algorithm 1 (full space), Algorithm 2 (Û from ΔW_1) and their true-subspace variant, by one
-solver.
+"""Algorithm 1 (full space), Algorithm 2 (Û from ΔW_1) and their variant with the true subspace.
 
     min_X ‖P⊥_G Δθ‖²   over x_i on the sphere            (eq:proj_full_space)
     min_Z ‖P⊥_G Δθ‖²   over x_i = Ûz_i on the sphere
-            (eq:proj_subspace; the paper prints Ûᵀz, only Ûz has the shape)
+            (eq:proj_subspace; the paper prints Ûᵀz, but only Ûz has the right shape)
 
-Nothing here, or in anything it imports, can read the training data: see `.importlinter`.
+All of them are solved by the same code. Neither this module nor anything it imports can read the
+training data: see `.importlinter`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ UNFINISHED = (Status.TIME, Status.INTERRUPTED)
 
 
 def run(attack: Projection, victim: Victim, n: int | None, context: Context) -> Reconstruction:
-    """The solver from each random start; the best of all is kept."""
+    """Run the solver from each random start and keep the best result."""
     assert n is not None  # `reconstruct` has checked it
     problem = Problem.of(victim, attack, context.device)
     return run_problem(problem, attack.solver, n, context)
@@ -47,7 +47,7 @@ def run(attack: Projection, victim: Victim, n: int | None, context: Context) -> 
 def run_problem(
     problem: Problem, solver: GradientDescent | LevenbergMarquardt, n: int, context: Context
 ) -> Reconstruction:
-    """The same, on a problem that was made ready."""
+    """Run the solver on a prepared problem from each random start and keep the best result."""
     if isinstance(solver, GradientDescent) and solver.step_size is None:
         solver = replace(solver, step_size=paper_step(problem.victim.d))
     doubts = problem.check(n)
@@ -63,7 +63,7 @@ def run_problem(
             "the loss was well above its best at the end: the step may be too large, try a smaller "
             "--step",
         )
-    # The estimate of errors holds at a minimum, which gradient descent rarely reaches.
+    # Errors can be estimated only at a minimum, which gradient descent rarely reaches.
     found = describe(
         problem, objective, objective, best, stages, doubts, runs.resumed_at, confident=not descent
     )
@@ -83,8 +83,8 @@ def _restarts(
     runs: Runs,
     seed: int,
 ) -> tuple[Outcome, tuple[Stage, ...]]:
-    """One solver from several random starts, as many at once as memory allows; the best of all is
-    kept."""
+    """Run one solver from several random starts, as many at once as memory allows, and keep the
+    best."""
     best: Outcome | None = None
     stages: tuple[Stage, ...] = ()
     starts = range(problem.search.restarts)
@@ -121,10 +121,10 @@ def _restarts(
 def starts_at_once(
     problem: Problem, solver: GradientDescent | LevenbergMarquardt, objective: Objective, n: int
 ) -> int:
-    """How many starts can share their matrix products, given the memory."""
+    """The number of starts whose matrix products can be batched in the available memory."""
     if not (isinstance(solver, GradientDescent) and isinstance(objective, GramObjective)):
         return 1
-    if not isinstance(problem.evidence.network, MLP):  # how much memory a module takes is not known
+    if not isinstance(problem.evidence.network, MLP):  # the memory a module needs is not known
         return 1
     return max(1, total_memory(problem.device) // 4 // objective.sizes.fit_bytes(n))
 
@@ -140,15 +140,15 @@ def describe(
     *,
     confident: bool,
 ) -> Reconstruction:
-    """What was found, in the victim's own coordinates, with what a reader should know about it.
+    """The result in the victim's own coordinates, with notes for the reader.
 
-    `judge` is the objective whose loss is reported: that of the network as it is, whatever led to
-    the points. `confident`: whether the points lie at a minimum, so that confidence can be
-    estimated.
+    `judge` is the objective whose loss is reported: that of the original network, however the
+    points were found. `confident` says whether the points lie at a minimum, so that confidence can
+    be estimated.
     """
     victim, found = problem.victim, problem.spectrum
-    # The loss is computed from the points themselves, not read from a file. The judge's Gram matrix
-    # may be singular where that of the search was not: then its diagonal is raised further.
+    # The loss is computed from the points themselves, not read from a file. The Gram matrix of
+    # `judge` may be singular where that of the search was not; then its diagonal is raised further.
     for rung in (rung for rung in JITTERS if rung >= best.jitter):
         jitter = torch.tensor(rung, dtype=torch.float64, device=best.Z.device)
         fit = judge.fit(best.Z, gradient=False, jitter=jitter)
@@ -180,8 +180,8 @@ def describe(
         sure = confidence(objective, problem.geometry, best.Z, own).cpu().double()
     withheld: tuple[Withheld, ...] = ()
     if best.status in UNFINISHED:
-        # A run that was cut off may be stuck where respawning would have helped, and be confident
-        # all the same.
+        # A run that was cut off may be stuck where respawning points would have helped, and its
+        # points may still have high confidence.
         withheld = (Withheld(tuple(range(len(Z))), "the search was cut off before its end"),)
     return Reconstruction(
         inputs=problem.lift(Z),

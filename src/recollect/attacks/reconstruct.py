@@ -1,4 +1,4 @@
-"""`reconstruct`: check what an attack needs, and run it."""
+"""`reconstruct`: check that an attack has what it needs, and run it."""
 
 from __future__ import annotations
 
@@ -29,34 +29,36 @@ def reconstruct(
     resume: ResumeSlot | None = None,
     deadline: float = math.inf,
 ) -> Reconstruction:
-    """Read n training inputs out of a victim. The same victim, options, seed and machine give the
-    same bits.
+    """Reconstruct n training inputs from a victim. The same victim, options, seed and machine give
+    bitwise identical results.
 
     Parameters
     ----------
     victim
         The network and its weights before and after training.
     n
-        How many points to look for. None: as many as the residual shows, where the attack can tell.
+        The number of points to look for. With None, the attack determines it from the residual, if
+        it can.
     attack
-        `Exact()` unless given; `Projection(…)` is the paper's; or any object that fulfils `Attack`.
+        Any object that fulfils `Attack`. The default is `Exact()`; the paper's attack is
+        `Projection(…)`.
     seed
-        Of every random number.
+        Seed of every random number.
     device
         `auto`, `cpu`, `cuda` or a torch device.
     progress
         Called to report how far the attack is.
     resume
-        Where an unfinished run is kept and found again.
+        Where the state of an unfinished run is saved and found again.
     deadline
-        A value of `time.monotonic()` at which the attack stops with the best so far.
+        Value of `time.monotonic()` at which the attack stops with the best result so far.
 
     Returns
     -------
     Reconstruction
-        The points, with how well they explain the change of the weights and how far to trust them.
-        A problem with fewer equations than unknowns warns (`RecollectWarning`): it has solutions
-        that are not the data.
+        The points, how well they explain the change of the weights, and how far to trust them. If
+        there are fewer equations than unknowns, a `RecollectWarning` is issued, because solutions
+        exist that are not the data.
     """
     attack = Exact() if attack is None else current(attack)
     if not isinstance(attack, Attack):

@@ -1,4 +1,4 @@
-"""What a reconstruction gives back, and what it keeps so that an interrupted one can go on."""
+"""The result of an attack, and the state that is saved so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recollect.solve.loop import Outcome, Run, Status
 
 @dataclass(frozen=True)
 class Stage:
-    """One part of a run, as the result lists it.
+    """One part of a run, as it is listed in the result.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ class Stage:
     loss
         The loss at its end.
     iterations, seconds
-        What it took.
+        The iterations and the time that it took.
     status
         How it ended, as a sentence.
     """
@@ -40,7 +40,7 @@ class Withheld:
     Parameters
     ----------
     points
-        Their rows in `inputs`.
+        Indices of their rows in `inputs`.
     why
         The reason, as the rest of a sentence that begins with "because".
     """
@@ -51,21 +51,21 @@ class Withheld:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """What was read out of the weights. Only the first three fields are required of an attack.
+    """The result of an attack. An attack has to set only the first three fields.
 
     Parameters
     ----------
     inputs
         The points found, one per row.
     loss
-        ‖P⊥_G Δθ‖²/‖Δθ‖²: 0 explains all of the change, 1 none of it.
+        ‖P⊥_G Δθ‖²/‖Δθ‖²: 0 if the points explain all of the change, 1 if they explain none of it.
     status
-        How the attack ended; its value is a sentence that says what to try next.
+        How the attack ended. Its value is a message that says what to try next.
     confidence
         One number between 0 and 1 per point, from the weights alone
-        (`attacks/exact/confidence.py`): how firmly a point is held, and whether it explains more
-        than is left unexplained. It ranks points and is not a probability. None where the attack
-        has no such estimate.
+        (`attacks/exact/confidence.py`): how well the weights determine the point, and whether it
+        explains more than is left unexplained. It ranks points and is not a probability. None if
+        the attack has no such estimate.
     signs_settled
         Whether each point is known with its sign. If not, any point may be the negative of a
         training point.
@@ -74,13 +74,13 @@ class Reconstruction:
     n_source
         Where the number of points comes from: `given`, or `residual`.
     n_clear
-        Whether the number of points stands out in the residual; None where it was given.
+        Whether the residual clearly shows the number of points; None if the number was given.
     norms_identifiable
-        Whether the norms of the points mean something. If not, only their directions do.
+        Whether the norms of the points are meaningful. If not, only their directions are.
     predictions
-        f(x̂_i; θf): at interpolation, the labels.
+        f(x̂_i; θf), which are the labels if the network interpolates.
     coefficients
-        α, one row per point.
+        The coefficients α, one row per point.
     trace
         The loss at each iteration.
     stages
@@ -88,19 +88,19 @@ class Reconstruction:
     notes
         What a reader should know before trusting the result.
     rank
-        Coordinates that were searched: r, or d in full space.
+        Number of coordinates of a point in the search: r, or d in full space.
     equations, unknowns
-        Counted for the objective that judged the points.
+        Their numbers in the objective whose loss is reported.
     step_size
-        Of gradient descent.
+        Step size of gradient descent.
     objective
-        How α was solved for, in words.
+        A description of how α was solved for.
     resumed_at
-        Iterations that an earlier, interrupted run had done; 0 for a fresh one.
+        Iterations that an earlier, interrupted run had done; 0 for a fresh run.
     singular_values
-        Of ΔW_1, where they were computed.
+        Singular values of ΔW_1, if they were computed.
     details
-        Whatever else an attack wants to report, as plain values.
+        Anything else that an attack reports, as plain values.
     """
 
     inputs: Float[Tensor, "n d"]
@@ -129,8 +129,8 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """An interrupted attack: the outcomes of the runs that ended, and the run that was under
-    way."""
+    """An interrupted attack: the outcomes of the finished runs, and the run that was interrupted
+    after `seconds`."""
 
     outcomes: tuple[Outcome, ...]
     run: Run
@@ -139,12 +139,11 @@ class SavedRun:
 
 @runtime_checkable
 class ResumeSlot(Protocol):
-    """Where an interrupted attack is kept. The fingerprint ties it to one victim and one set of
-    options."""
+    """Where the state of an interrupted attack is saved. The fingerprint ties it to one victim and
+    one set of options."""
 
     def load(self, fingerprint: str) -> SavedRun | None:
-        """What was saved under this fingerprint; None if there is nothing, or nothing that can be
-        used."""
+        """The state saved under this fingerprint, or None if there is none that can be used."""
 
     def save(self, fingerprint: str, saved: SavedRun) -> None:
-        """Keep this, in place of what was there."""
+        """Save this state, replacing the previous one."""

@@ -1,10 +1,10 @@
-"""The runs of one attack in order, each remembered, so that an interrupted attack can go on where
-it stopped.
+"""The runs of one attack, in order, with their outcomes saved so that an interrupted attack can be
+resumed.
 
-An attack is a sequence of runs of the loop, and everything between two runs follows from what the
-runs before gave and from the seed. So it is enough to keep the outcomes: on resuming, the runs that
-were done return at once, the one that was interrupted goes on from its last saved state, and the
-rest happens as it would have.
+An attack is a sequence of runs of the loop (`solve/loop.py`). Everything between two runs is
+determined by the outcomes of the earlier runs and by the seed, so it is enough to save the
+outcomes. On resuming, the finished runs return at once, the interrupted run continues from its last
+saved state, and the rest proceeds as it would have without the interruption.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SAVE_SECONDS = 5.0
 
 @dataclass
 class Runs:
-    """A context manager: inside it, runs are reported to one progress bar and kept in the resume
+    """A context manager. Runs inside it are reported to one progress bar and saved in the resume
     slot."""
 
     context: Context
     fingerprint: str
     total: int | None = None
-    """Iterations of all runs together, where that is known beforehand."""
+    """Iterations of all runs together, if that is known beforehand."""
 
     def __enter__(self) -> Runs:
         slot = self.context.resume
@@ -67,8 +67,10 @@ class Runs:
         *,
         tolerance: float = 0.0,
     ) -> Outcome:
-        """Run the loop from Z, one start or several stacked; or return the outcome of this run from
-        the resume slot."""
+        """Run the loop from Z, one start or several stacked starts; returns the best outcome.
+
+        If the resume slot holds the outcome of this run, that one is returned instead.
+        """
         fresh = start(solver, Z)
         outcome = self._remembered(fresh)
         if outcome is None:
@@ -123,7 +125,7 @@ class Runs:
 
 
 def _sound(kept: Outcome, fresh: Run) -> bool:
-    """Whether a saved outcome could be one of this run; the file may come from anywhere."""
+    """Whether a saved outcome can belong to this run; the file may come from anywhere."""
     numbers = (kept.loss, kept.seconds, kept.jitter)
     return (
         (kept.Z.shape, kept.Z.dtype) == (fresh.best_Z.shape[-2:], fresh.best_Z.dtype)
@@ -142,8 +144,8 @@ def _sound(kept: Outcome, fresh: Run) -> bool:
 
 
 def _fits(saved: Run, fresh: Run) -> bool:
-    """Whether a saved run has the form of a fresh one and has not gone further than is asked for
-    now."""
+    """Whether a saved run has the shapes and types of a fresh one, and no more iterations than are
+    asked for now."""
     tensors, expected = saved.tensors(), fresh.tensors()
     alike = set(tensors) == set(expected) and all(
         tensors[name].dtype == expected[name].dtype

@@ -1,7 +1,7 @@
 """A whole audit as one call: validate, read the history, attack, compare with null victims, judge,
 score.
 
-The attacks never see the truth: they end (`run_audit`) before the first line here reads it.
+The attacks never see the truth: `run_audit` does not get it, and points are scored only afterwards.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Audit:
     findings
         What was seen in the files, with what it means and what to do about it.
     outcome
-        The attacks; None where a finding stopped the audit before any.
+        The results of the attacks; None if a finding stopped the audit before any attack.
     truth, score
         The training inputs, where they were given, and how close the best attempt came to them.
     subject
@@ -85,7 +85,7 @@ class Audit:
 
     @property
     def seconds(self) -> float:
-        """Spent on attacks."""
+        """Time spent on attacks."""
         return 0.0 if self.outcome is None else self.outcome.seconds
 
     @property
@@ -104,7 +104,7 @@ class Audit:
         return f"Audit({self.verdict.value!r}, {points}, {self.seconds:.0f} s)"
 
     def record(self) -> Record | None:
-        """What is written of the best attempt."""
+        """The record of the best attempt, to be written to files."""
         if self.best is None or self.best.found is None:
             return None
         setting = self.best.setting
@@ -112,7 +112,7 @@ class Audit:
         return record_of(self.best.found, setting.victim, attack=setting.attack, options=options)
 
     def right(self) -> tuple[int, int]:
-        """By truth: training points that came back, and points called that are one of them.
+        """How many training points were recovered, and how many called points are right, by truth.
 
         Both are counted up to sign where the signs of the points are not settled.
         """
@@ -204,16 +204,16 @@ def audit(
         The training inputs, n×d, to score against: a tensor, an array, or a file. The attacks never
         see them.
     n
-        How many training points there were. None: what the weights suggest is tried.
+        How many training points there were. None: the numbers that the weights suggest are tried.
     budget
         Time to spend: seconds, or text like "90s", "10m", "1h".
     memory
         Memory to stay within: bytes, or text like "8GB". None: all that the machine has.
     seed
-        Of every random number.
+        Seed of all random numbers.
     activation
-        The network's activation. None: what the file says; else ReLU is assumed, and others are
-        tried.
+        The network's activation. None: the one that the file names; if it names none, ReLU is
+        assumed, and others are tried.
     model
         The torch module whose weights these are. None: a plain MLP, inferred from the shapes.
     input_shape
@@ -227,8 +227,8 @@ def audit(
     -------
     Audit
         `verdict`, `findings`, `attempts`, `nulls`, `reconstruction`, `score`, `seconds`. "Not
-        exposed within budget" is no proof of safety: it says what these attacks did not find in
-        this time.
+        exposed within budget" is no proof of safety: it says only that these attacks found nothing
+        in this time.
     """
     begun = prepare(
         init, trained, truth=truth, activation=activation, model=model, input_shape=input_shape
@@ -238,8 +238,7 @@ def audit(
 
 @dataclass(frozen=True)
 class Prepared:
-    """An audit before its attacks: the files are read, and everything that can be seen in them is
-    known."""
+    """An audit before its attacks. The files have been read, and all findings in them are known."""
 
     victim: Victim | None
     """None where a finding stops the audit."""
@@ -257,7 +256,7 @@ class Prepared:
         device: torch.device | str,
         progress: Progress,
     ) -> Audit:
-        """The attacks, then the verdict, then the score."""
+        """Run the attacks, reach the verdict, and score the points if the truth is known."""
         seconds, limit, where = seconds_of(budget), bytes_of(memory), choose_device(device)
         options = {"n": "auto" if n is None else n, "budget": budget, "memory": memory}
         options |= {"seed": seed, "device": where.type}
@@ -266,7 +265,7 @@ class Prepared:
         if self.victim is None:
             return Audit(Verdict.UNKNOWN, self.findings, truth=self.truth, subject=subject)
         past = history(self.victim)
-        # An optimiser's state beside the weights is history too.
+        # What was found in the files, such as an optimiser's state, belongs to the history too.
         past = replace(past, findings=(*self.findings, *past.findings))
         outcome = run_audit(
             self.victim,
@@ -296,8 +295,7 @@ def prepare(
     input_shape: tuple[int, ...] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Prepared:
-    """Read the files and say all that can be seen in them. A file that cannot be read is an
-    error."""
+    """Read the files and collect all findings in them. A file that cannot be read is an error."""
     known = None if truth is None else as_truth(truth)
     files = [
         {"name": Path(source).name, "sha256": file_hash(Path(source))}
@@ -320,8 +318,8 @@ def prepare(
 
 
 def _verdict_by_truth(done: Audit) -> Verdict:
-    """What the truth says counts for more than what the weights can tell; up to sign where those
-    cannot tell it."""
+    """The verdict by the truth, which replaces the verdict by the weights. Points are compared up
+    to sign where the weights do not settle signs."""
     assert done.score is not None
     assert done.outcome is not None
     score, n = done.score, len(done.score.errors)

@@ -16,7 +16,7 @@ _SHARE_OF_REMAINING_TIME = 0.1
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a setting will take (`Attack.cost`), and what speaks against trying it."""
+    """The expected cost of a setting (`Attack.cost`), and the reason not to try it, if any."""
 
     parameters: str
     n: int
@@ -24,15 +24,15 @@ class Forecast:
     unknowns: int
     seconds: float
     step_seconds: float
-    """Of one step: a search can end no sooner."""
+    """Time of one step. A search cannot take less."""
     bytes: int
     against: str
-    """Why it is not worth trying; empty where it is."""
+    """Why the setting is not worth trying; empty if it is."""
     fits: bool
-    """Whether it fits into memory."""
+    """Whether the setting fits into memory."""
 
     def too_slow(self, left: float) -> str:
-        """Why it is not worth starting with so many seconds left; empty where it is."""
+        """Why the setting is not worth starting with `left` seconds left; empty if it is."""
         if self.step_seconds <= _SHARE_OF_REMAINING_TIME * left:
             return ""
         step = f"a single step of {self.n} points takes about {self.step_seconds:.2g} s"

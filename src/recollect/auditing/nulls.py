@@ -1,13 +1,11 @@
-"""Victims from which no training data can come: what an attack finds in them is what it finds in
-anything.
+"""Null victims: they hold no training data, so whatever an attack finds in them is a false alarm.
 
-Each is made of the victim at hand, so that sizes, spectra and precision are those of the audit it
-stands beside:
+Each is made from the audited victim, so that it has the same sizes, spectra and precision:
 
-    shuffled        θ0 + ΠΔθ: each unit's change given to another unit; ΔW_1 keeps its rank and its
-                    row space
+    shuffled        θ0 + ΠΔθ: the change of each unit is given to another unit; ΔW_1 keeps its rank
+                    and its row space
     wrong start     θf − Πθ0: the weights before training are those of another initialisation
-    random weights  θ0 + noise of the norm of Δθ, tensor by tensor
+    random weights  θ0 + noise that has the norm of Δθ in each tensor
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
-    """What every run is told: the seed and the device."""
+    """The options of every run: the seed and the device."""
 
     seed: int = option(
         0,
@@ -30,7 +30,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions(ComputeOptions):
-    """How much to spend on an audit, and on what."""
+    """The options of an audit: the number of points, and the time and memory to use."""
 
     n: int | None = option(
         None,

@@ -1,18 +1,19 @@
-"""An audit: settings tried one after the other within a time budget, then the best of them on null
-victims.
+"""The attacks of an audit: settings are tried in turn within a time budget, and then the best one
+on null victims.
 
-1. The last layer alone with n = rank ΔW_1: the cheapest, and fewer examples than inputs have almost
-   always that rank. Where nobody said which activation the network has and ReLU fails, the same
-   with others.
-2. All layers with as many points.
-3. The last layer with n from the residual, for more examples than that; and all layers with the n
-   it finds.
+1. The last layer alone with n = rank ΔW_1. This is the cheapest setting, and n examples almost
+   always have rank n if there are fewer examples than input dimensions. If the activation is not
+   known and ReLU fails, the setting is repeated with other activations.
+2. All layers with the same number of points.
+3. The last layer with n from the residual, in case there are more examples than rank ΔW_1, and
+   then all layers with the n that was found.
 4. The best of these from other random starts.
-5. Null victims (`nulls.py`), attacked as the best was: how many points would be called where there
-   are none.
+5. Null victims (`nulls.py`), attacked with the best setting. This shows how many points are called
+   recovered where there is no training data.
 
-What is not worth its time (`forecast.py`) is left out, and no setting takes more than its share of
-what is left. It stops as soon as every point is called. Nothing here sees the truth.
+A setting that is not worth its time (`forecast.py`) is left out, and no setting takes more than its
+share of the remaining time. The audit stops as soon as every point is called. Nothing here sees the
+truth.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from recollect.victim.victim import Victim
 _SHARE_FOR_NULLS = 0.25
 """Share of the time budget that is kept for null victims."""
 _NULL_PATIENCE, _NULL_MIN_SECONDS = 4.0, 5.0
-"""A null run may take this many times as long as the attack it is compared with, and at least so
-many seconds."""
+"""Time limit of a null run: a multiple of the time of the attack that it is compared with, and a
+minimum in seconds."""
 _RANDOM_STARTS = 3
 _SHARE_OF_SETTING = 0.6
 """Share of the remaining time that one setting may take: the next may be the one that finds the
@@ -55,17 +56,17 @@ _WITHHELD_CONFIDENCE = 0.7
 """When attempts are compared, points that are withheld count with this confidence at most."""
 _ACTIVATIONS = ("relu", "tanh", "gelu", "silu", "leaky-relu", "sigmoid", "elu", "softplus")
 _PLAINLY = 0.1
-"""Another activation than the assumed one must leave less than this share unexplained of what that
-one does."""
+"""With equally many points called, another activation replaces the assumed one only if its loss is
+below this share of the assumed one's loss."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One attack to try: on what, with which options, and for how long."""
+    """One attack to try: its victim, its options, and its share of the remaining time."""
 
     name: str
     victim: Victim
-    """As it is attacked: with weight decay undone, and the activation of this setting."""
+    """The victim as it is attacked, with weight decay undone and the activation of this setting."""
     attack: Exact
     n: int | None
     seed: int
@@ -74,7 +75,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A setting and what came of it; no reconstruction where it could not run, and then why."""
+    """A setting and its result. If it was not or could not be run, `found` is None and `ended` says
+    why."""
 
     setting: Setting
     found: Reconstruction | None
@@ -99,7 +101,7 @@ class Attempt:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """More is better: points called, then confidence."""
+        """Sort key, larger is better: the number of points called, then the mean confidence."""
         sure = None if self.found is None else self.found.confidence
         if self.found is None or sure is None:
             return 0, -1.0
@@ -118,12 +120,12 @@ class NullRun:
     likely: int
     seconds: float
     whole: bool
-    """Whether it ended by itself, and not by the clock."""
+    """Whether the attack ended by itself, and not at its time limit."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the attacks of an audit came to."""
+    """The result of the attacks of an audit."""
 
     verdict: Verdict
     past: History
@@ -165,10 +167,10 @@ def run_audit(
 ) -> Outcome:
     """Attack within `budget` seconds and `memory` bytes (None: what the machine has).
 
-    n None: as many points as the weights suggest. The memory limit is kept by choosing algorithms
-    whose estimates fit; it is not enforced. `past` is read off the victim unless given. Weight
-    decay is undone. No point is called where training biases what is found, where an attack was cut
-    off, and where the attack's confidence was not calibrated.
+    If n is None, the numbers of points that the weights suggest are tried. The memory limit is kept
+    by choosing algorithms whose estimates fit; it is not enforced. `past` is inferred from the
+    victim unless it is given. Weight decay is undone. No point is called recovered if training
+    biases the points, if the attack was cut off, or if its confidence was not calibrated.
     """
     if not budget > 0:
         raise OptionError(
@@ -231,7 +233,7 @@ def _audit(
             break
     if (
         best is None and spared is not None
-    ):  # an answer rests on an attempt, however little speaks for it
+    ):  # A verdict needs at least one attempt, even one that is not worth its time.
         best = _try(spared, where, progress, left, withhold)
         attempts.append(best)
     nulls: tuple[NullRun, ...] = ()
@@ -247,7 +249,7 @@ def _audit(
 def _settings(
     victim: Victim, looked: Inspection, n: int | None, seed: int, attempts: list[Attempt]
 ) -> Iterator[Setting]:
-    """The next one is chosen when the ones before it are known."""
+    """Yield the settings. Each one is chosen when the results of the earlier ones are known."""
     spectrum = looked.spectrum
     last = first_attack(looked)
     guesses: dict[str, int] = {}
@@ -282,8 +284,8 @@ def _settings(
 
 
 def _other_activations(victim: Victim, attempts: list[Attempt]) -> Iterator[Setting]:
-    """The setting just tried with each other activation, where nobody said which one it is and this
-    one fails."""
+    """The setting just tried with each other activation, if the activation was only assumed and
+    fails."""
     tried, network = attempts[-1], victim.network
     if tried.found is None or not isinstance(network, MLP) or not network.assumed:
         return
@@ -303,7 +305,7 @@ def _other_activations(victim: Victim, attempts: list[Attempt]) -> Iterator[Sett
 
 
 def _plainest(attempts: list[Attempt]) -> Attempt:
-    """The first, unless a later one calls more points or leaves far less unexplained."""
+    """The first attempt, unless a later one calls more points or has a far smaller loss."""
     best = attempts[0]
     for attempt in attempts[1:]:
         if attempt.found is None:
@@ -362,7 +364,7 @@ def _null_runs(
 ) -> Iterator[NullRun]:
     assert best.found is not None
     setting = replace(best.setting, n=len(best.found.inputs))
-    if isinstance(setting.attack.space, Subspace):  # the rank of noise is not to be found
+    if isinstance(setting.attack.space, Subspace):  # Noise has no clear rank.
         setting = replace(
             setting, attack=replace(setting.attack, space=Subspace(rank=best.found.rank))
         )

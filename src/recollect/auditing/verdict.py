@@ -1,4 +1,4 @@
-"""From points to an answer: which are called recovered, and what that makes of the whole.
+"""The verdict of an audit: which points are called recovered, and what that means for the model.
 
     exposed                     at least half of the points are called recovered
     partly exposed              some are, or many are likely to be, beyond chance
@@ -6,8 +6,9 @@
     cannot be judged            the method does not fit, or null victims look the same
 
 A point is called recovered if its confidence (`attacks/exact/confidence.py`) is at least `CALLED`
-and it is not withheld: it is then taken to lie within a tenth of a training point. Of points with a
-confidence of `LIKELY` or more about half do, and almost no point of a null victim reaches that.
+and it is not withheld. It is then assumed to lie within a tenth of a training point. About half of
+the points with a confidence of `LIKELY` or more do, and almost no point of a null victim reaches
+that confidence.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from recollect.victim.mlp import MLP
 from recollect.victim.victim import Victim
 
 CALLED = 0.8
-"""Chosen on victims whose data are known and on null victims (`benchmarks/calibration.py`,
-docs/audit.md)."""
+"""This level was chosen on victims whose data are known and on null victims
+(`benchmarks/calibration.py`, docs/audit.md)."""
 LIKELY = 0.6
 FALSE_CALLS = 0.01
-"""Of points found in null victims, the share that is called at most."""
+"""Upper limit for the share of points in null victims that are called recovered."""
 _TOO_MANY = 0.05
 _BY_CHANCE, _SURELY_NOT = 0.1, 1e-3
 _MOST = 0.5
@@ -63,13 +64,13 @@ def called(found: Reconstruction) -> Bool[Tensor, " n"]:
 
 
 def likely(found: Reconstruction) -> Bool[Tensor, " n"]:
-    """Points of a confidence that null victims do not reach, called or not."""
+    """Points with a confidence that null victims do not reach, whether they are called or not."""
     assert found.confidence is not None
     return found.confidence >= LIKELY
 
 
 def caveats(victim: Victim) -> list[Finding]:
-    """What limits any verdict on this network."""
+    """Findings that limit any verdict on this network."""
     network = victim.network
     if not isinstance(network, MLP):
         return [
@@ -103,8 +104,10 @@ def judge(
     likely: int = 0,
     null_likely: int = 0,
 ) -> Verdict:
-    """Of n points `recovered` were called and `likely` came near it; of points of null victims
-    likewise."""
+    """The verdict if, of n points, `recovered` are called and `likely` have a high confidence.
+
+    `null_called` and `null_likely` are these counts for the `null_points` points of null victims.
+    """
     if null_called and float(binom.sf(null_called - 1, null_points, FALSE_CALLS)) < _TOO_MANY:
         return Verdict.UNKNOWN
     if recovered >= _MOST * n:
@@ -118,7 +121,7 @@ def judge(
 
 
 def judge_by_truth(recovered: int, n: int, by_chance: float) -> Verdict:
-    """Of n training points `recovered` came back; guessing would have got `by_chance` of them."""
+    """The verdict if `recovered` of n training points were found and guessing finds `by_chance`."""
     if recovered > by_chance:
         return Verdict.EXPOSED if recovered >= _MOST * n else Verdict.PARTLY
     return Verdict.NOT_FOUND

@@ -1,5 +1,7 @@
-"""`recollect`: parse, call, print. Exit codes: 0 done, 1 the run failed, 2 bad usage or bad input,
-130 interrupted."""
+"""The command line `recollect`.
+
+Exit codes: 0 success, 1 the run failed, 2 bad usage or bad input, 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,19 @@ from recollect.errors import RecollectError, RecollectWarning
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command. Every way it can end is a line for a person and an exit code; a traceback is
-    a defect."""
+    """Run one command. Every error ends in one readable line and an exit code; a traceback is a
+    bug."""
     if not callable(signal.getsignal(signal.SIGTERM)):
         signal.signal(
             signal.SIGTERM, signal.default_int_handler
-        )  # a polite kill is a Ctrl-C: it keeps the best so far
+        )  # SIGTERM acts like Ctrl-C, so that the best result so far is kept.
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", RecollectWarning)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(
                 errors="replace"
-            )  # a terminal that lacks a letter gets a question mark
+            )  # A character that the terminal cannot show becomes a question mark.
     given = sys.argv[1:] if arguments is None else arguments
     try:
         code = app(
@@ -92,7 +94,7 @@ def _show_warning(
 
 
 def _fail(message: str, code: int) -> int:
-    # One line, whatever a hostile name in it holds.
+    # The message must be one line, even if it quotes a name from a hostile file.
     line = "".join(letter if letter.isprintable() else " " for letter in message)
     sys.stderr.write(f"recollect: {line}\n")
     return code

@@ -1,4 +1,4 @@
-"""`recollect audit`: two checkpoints and a question."""
+"""`recollect audit`: can training data be read out of two checkpoints?"""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _write(out: Path, facts: Mapping[str, Any], page: str, record: Any) -> None:
     from recollect.records import FACTS, TENSORS, write_record
     from recollect.system.files import json_bytes, write_files
 
-    if record is None:  # an earlier audit's points are not this one's
+    if record is None:  # The points of an earlier audit must not remain.
         for name in (TENSORS, FACTS):
             (out / name).unlink(missing_ok=True)
     else:
@@ -117,7 +117,7 @@ def _write(out: Path, facts: Mapping[str, Any], page: str, record: Any) -> None:
 
 
 def _pair(paths: tuple[Path, ...]) -> tuple[Path | None, Path]:
-    """θ0 and θf; one file alone is θf, and the report says what that means."""
+    """θ0 and θf. A single file is taken as θf, and the report says what that means."""
     found = checkpoints(paths)
     if len(found) == 1:
         return None, found[0]

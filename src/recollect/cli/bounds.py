@@ -18,7 +18,8 @@ bounds = App(
 app.command(bounds)
 _TEN = math.log(10)
 _LARGEST = 1e6
-"""Of |log₁₀ C|: far beyond use, and the width keeps nine digits of its logarithm."""
+"""Limit of |log₁₀ C|. It is far beyond any use, and the logarithm of the width still has nine
+digits."""
 
 
 @bounds.command
@@ -31,8 +32,8 @@ def lemma(
     width: Count | None = None,
     json: Json = False,
 ) -> int:
-    """Two of ε, δ and the width: the third, so that |k_p − k_∞| ≤ ε everywhere with probability 1 −
-    δ.
+    """From two of ε, δ and the width, find the third such that |k_p − k_∞| ≤ ε everywhere with
+    probability 1 − δ.
 
     Example: recollect bounds lemma --activation tanh --dim 10 --epsilon 0.1 --delta 0.05
 
@@ -133,7 +134,7 @@ def theorem(
     constant
         C, which depends on Δ and on c/(‖α‖₁ + ‖α̂‖₁).
     log10_constant
-        Its logarithm, where it is too large to write.
+        log₁₀ C, if C is too large to write.
     separation
         Δ, the distance between training points: C is then bounded from above by an explicit g_j
         (dimensions 2 and 3).
@@ -177,7 +178,7 @@ def corollary(
     dim
         d, the dimension of the inputs.
     rank
-        r, that of the subspace the data lie in.
+        r, the dimension of the subspace that the data lie in.
     alpha
         ‖α‖₁ of θ* = Φᵀα.
     alpha_hat
@@ -191,7 +192,7 @@ def corollary(
     constant
         C, for the separation √(r/d)Δ in r dimensions.
     log10_constant
-        Its logarithm, where it is too large to write.
+        log₁₀ C, if C is too large to write.
     separation
         Δ in d dimensions: C is then bounded from above by an explicit g_j (ranks 2 and 3).
     """
@@ -236,7 +237,7 @@ def _theorem(
             f"expected one of --constant, --log10-constant and --separation, got {_named(names)}; "
             "give --separation in 2 or 3 dimensions, a constant of your own in others"
         )
-    log_recovery_epsilon(0.0, alpha, alpha_hat, c)  # says what is wrong with these
+    log_recovery_epsilon(0.0, alpha, alpha_hat, c)  # Raises an error if these are wrong.
     facts: dict[str, Any] = _facts(activation, d) | ({"rank": r} if r != d else {})
     scaled = subspace_separation(1.0, d, r)
     if separation is not None:
@@ -289,7 +290,7 @@ def _facts(activation: str, d: int) -> dict[str, Any]:
 
 
 def _wide(log_width: float) -> dict[str, Any]:
-    """The width; null where it has more digits than a float, and its logarithm always."""
+    """The width, or None if it is too large for a float, and its logarithm in any case."""
     from recollect.theory.bounds import whole
 
     return {"width": whole(log_width), "log10_width": log_width / _TEN}

@@ -1,5 +1,5 @@
-"""What several commands share: the app, shared options, and finding the victim. Nothing here
-imports torch."""
+"""What several commands share: the app, common options, and loading the victim. Importing this
+module does not import torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Flag = Parameter(negative="")
 
 
 def _whole(_: object, tokens: Sequence[Token]) -> int:
-    """A whole number as it is written: 10.7 is a mistake and not 11."""
+    """Parse a whole number. 10.7 is an error; it is not rounded to 11."""
     try:
         return int(tokens[0].value)
     except ValueError:
@@ -78,21 +78,23 @@ def load_victim(paths: tuple[Path, ...], network: NetworkOptions) -> Victim:
 
 
 def checkpoints(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The two of a folder that `recollect train` made, or what was given."""
+    """The two checkpoints of a folder that `recollect train` made, or the paths as given."""
     if len(paths) == 1 and paths[0].is_dir():
         return paths[0] / "init.safetensors", paths[0] / "trained.safetensors"
     return paths
 
 
 def network_options(flags: Mapping[str, Any]) -> NetworkOptions:
-    """What the flags say about the network."""
+    """The options of the network, from the flags."""
     made: NetworkOptions = build(NetworkOptions, flags)
     return made
 
 
 def build_model(name: str | None) -> nn.Module | None:
-    """`package.module:factory`, looked for in the current folder too. The code it names is run: it
-    is the caller's."""
+    """The model that `package.module:factory` makes. The module may lie in the current folder.
+
+    The code that it names is run, because the caller chose it.
+    """
     if name is None:
         return None
     from torch import nn
@@ -100,7 +102,7 @@ def build_model(name: str | None) -> nn.Module | None:
     make = imported(name, "--model", "a function")
     try:
         model = make()
-    except Exception as error:  # whatever the caller's code does
+    except Exception as error:  # The caller's code may raise anything.
         raise OptionError(
             f"expected {name} to make a model without arguments, got {type(error).__name__}: "
             f"{error}; wrap it in a "
@@ -115,8 +117,7 @@ def build_model(name: str | None) -> nn.Module | None:
 
 
 def announce_svd(terminal: Terminal, victim: Victim) -> None:
-    """The decomposition of ΔW1 cannot report how far it is. Where it takes seconds, say at least
-    what is going on."""
+    """Announce the decomposition of ΔW1 if it takes seconds, because it cannot report progress."""
     first = victim.network.first
     shape = () if first is None else tuple(victim.theta_f[first.weight].shape)
     if math.prod(shape) > 4_000_000:
@@ -124,7 +125,7 @@ def announce_svd(terminal: Terminal, victim: Victim) -> None:
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it."""
+    """A duration in a readable unit: 40 s, 12 min, 3.5 h or 4 days."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 5400:

@@ -1,4 +1,4 @@
-"""What the terminal shows: progress bars, tables, warnings on stderr; the answer on stdout."""
+"""Output on the terminal: text, tables and progress bars for people, and the answer as JSON."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _PATIENCE = 2.0
 
 
 class Terminal:
-    """When `json` is set, all that is for people goes to stderr: stdout holds one JSON object and
-    nothing else."""
+    """Writes to stdout and stderr. If `json` is set, everything for people goes to stderr, and
+    stdout holds one JSON object and nothing else."""
 
     def __init__(self, *, json: bool = False) -> None:
         self._json = json
@@ -38,7 +38,7 @@ class Terminal:
 
     @property
     def interactive(self) -> bool:
-        """Whether somebody may be watching a bar."""
+        """Whether stderr is a terminal, on which somebody may be watching a progress bar."""
         return self._err.is_terminal
 
     def say(self, text: str) -> None:
@@ -64,7 +64,7 @@ class Terminal:
 
     @contextmanager
     def progress(self, task: str, total: int | None) -> Iterator[Report]:
-        """A bar for work over two seconds on a terminal; nothing otherwise."""
+        """A progress bar, shown on a terminal if the work takes more than two seconds."""
         if not self._err.is_terminal:
             yield lambda done, message: None
             return

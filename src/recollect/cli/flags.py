@@ -1,4 +1,4 @@
-"""Flags from options: one flag for each option of some classes, with the option's own help and
+"""Makes command-line flags from options: one flag per option, with the option's own help and
 check."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from recollect.options import Option, parsed, schema
 
 
 def flags(name: str, *sources: type | Mapping[str, Option]) -> Any:
-    """A dataclass with one field for each option, None where the flag was not given.
+    """A dataclass with one field per option, which is None if the flag was not given.
 
-    As a parameter `Annotated[flags(…), Parameter(name="*")]` of a command, its fields become flags
-    of the command.
+    If a command has a parameter `Annotated[flags(…), Parameter(name="*")]`, these fields become
+    flags of the command.
     """
     found: dict[str, Option] = {}
     for source in sources:
@@ -26,12 +26,12 @@ def flags(name: str, *sources: type | Mapping[str, Option]) -> Any:
         for one in found.values()
     ]
     made = dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
-    made.__module__ = __name__  # cyclopts passes over classes of the standard library
+    made.__module__ = __name__  # Cyclopts ignores classes of the standard library.
     return made
 
 
 def given(flags: Any, *, only: Iterable[str] | type | None = None) -> dict[str, Any]:
-    """The flags that were given; `only` those of some names, or of a class of options."""
+    """The flags that were given. `only` limits them to some names, or to a class of options."""
     names = set(schema(only)) if isinstance(only, type) else None if only is None else set(only)
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
     return {
@@ -42,8 +42,8 @@ def given(flags: Any, *, only: Iterable[str] | type | None = None) -> dict[str, 
 
 
 def _type(option: Option) -> Any:
-    """What the help shows as the type of the flag. Words that a number may also be stand in the
-    help sentence."""
+    """The type of the flag that the help shows. If a number may also be a word, the help sentence
+    names the word."""
     if option.kind in (bool, int, float):
         return option.kind | None
     return Literal[option.allowed] | None if option.allowed else str | None

@@ -1,4 +1,4 @@
-"""`recollect inspect`: what two checkpoints tell before anything is spent."""
+"""`recollect inspect`: what two checkpoints tell before any time is spent on an attack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`recollect reconstruct`: the two checkpoints, and nothing else."""
+"""`recollect reconstruct`: runs an attack that sees the two checkpoints and nothing else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(ComputeOptions):
-    """What every attack is told: how many points, the seed, the device, and which attack."""
+    """The options of every run: the number of points, the seed, the device, and the attack."""
 
     n: int | None = option(
         help="How many points to look for; auto takes it from the residual (with --attack exact).",
@@ -58,7 +58,7 @@ class RunOptions(ComputeOptions):
 
 
 def _attack_flags() -> dict[str, Any]:
-    """The options of all built-in attacks; `--solver` also takes auto, another name for the exact
+    """The options of all built-in attacks. `--solver` also takes auto, which stands for the exact
     attack."""
     found = attack_options()
     solver = found["solver"]
@@ -184,7 +184,7 @@ def named_attack(said: Mapping[str, Any], more: list[str]) -> Attack:
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    """NAME=VALUE; the value as TOML writes it, or else as plain text."""
+    """Parse NAME=VALUE. The value is read as TOML if possible, and otherwise as plain text."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise OptionError(f"expected --set NAME=VALUE, got {text!r}; for example --set steps=50")
@@ -197,9 +197,9 @@ def _assignment(text: str) -> tuple[str, Any]:
 def repeated(
     record: Path, said: Mapping[str, Any]
 ) -> tuple[tuple[Path, ...], dict[str, Any], Tuning | None]:
-    """Checkpoints, options and tuning of a record, once its files are found and are the same.
+    """Checkpoints, options and tuning of a record, after a check that its files are unchanged.
 
-    A record is data: code that it names is only run if the user names it again.
+    A record is data: code that it names is run only if the user names it again.
     """
     from recollect.records import file_hash
     from recollect.system.files import read_json
@@ -257,7 +257,7 @@ def repeated(
 
 
 def _tuning(facts: Mapping[str, Any]) -> Tuning:
-    """The tuning of a record, if it is one: its names, and numbers where numbers belong."""
+    """The tuning of a record, after a check of its names and of the types of its values."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
     }
@@ -312,7 +312,7 @@ def _tell(terminal: Terminal, found: Reconstruction, out: Path) -> None:
 
 
 def _protect(paths: tuple[Path, ...], out: Path) -> None:
-    """No input is ever overwritten, whatever it is called and wherever --out points."""
+    """Refuse a folder --out in which an input file would be overwritten."""
     from recollect.records import FACTS, RESUME, TENSORS
 
     ours = {(out / name).resolve() for name in (TENSORS, FACTS, RESUME)}

@@ -1,4 +1,4 @@
-"""`recollect evaluate` and `recollect report`: here, and only here, the truth comes in."""
+"""`recollect evaluate` and `recollect report`, which compare a reconstruction with the truth."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _TELL_SECONDS = 30.0
 _SHARE = 0.8
-"""Of the memory of the machine that jobs may take together."""
+"""Share of the machine's memory that all jobs together may use."""
 
 
 @app.command
@@ -58,13 +58,13 @@ def sweep(
     workers
         Processes at once; as many as cores, or as GPUs, unless given.
     threads
-        Threads of each.
+        Threads of each process.
     address
-        Of a Ray cluster that is running; one is started here unless given.
+        Address of a running Ray cluster; one is started here unless given.
     cpus_per_job
-        What Ray reserves for a job.
+        CPUs that Ray reserves for a job.
     gpus_per_job
-        What Ray reserves for a job; 1 with --device cuda, 0 otherwise.
+        GPUs that Ray reserves for a job; 1 with --device cuda, 0 otherwise.
     data
         NAME=PATH: where a data set of the plan lies, for example cifar10=cifar10.npz.
     keep_victims
@@ -84,7 +84,7 @@ def sweep(
     jobs, sources = read_plan(plan), _sources(data or [])
     _check_counts(workers, threads)
     gpus = _reserved(engine, device, cpus_per_job, gpus_per_job)
-    # On a cluster the GPUs are elsewhere.
+    # The GPUs of a cluster are not those of this machine.
     where = torch.device("cuda" if gpus else "cpu") if engine == "ray" else choose_device(device)
     check_writable(out)
     machine = Machine.measured(where, threads)
@@ -104,7 +104,7 @@ def sweep(
 
 @app.command
 def export(folder: Path, *, out: Path, json: Json = False) -> int:
-    """Write the results of a sweep as one table: one row per job, in an order of its own; times in
+    """Write the results of a sweep as one table: one row per job, in a fixed order; times in
     columns *_seconds.
 
     Example: recollect export quick --out quick.csv
@@ -149,7 +149,7 @@ def figure(
     NAME.csv.
 
     spectrum and synthetic are the two halves of Figure 2, images is Figure 1, depth Figure 3,
-    parameters Figure 4; appendix, grid (two images a class), n10 and n100 are of the appendix or
+    parameters Figure 4; appendix, grid (two images per class), n10 and n100 are of the appendix or
     beyond the paper; guarantees puts the bounds of the theory beside measurements.
 
     Example: recollect figure synthetic --quick --out figures
@@ -159,14 +159,14 @@ def figure(
     name
         spectrum, guarantees, synthetic, depth, parameters, appendix, n10, n100, images or grid.
     out
-        Folder for the figure; the runs go to a folder in it, and are gone on from.
+        Folder for the figure. The runs go to a folder in it, and a later call continues them.
     quick
-        A small version, minutes on two cores. The full plans take hours of a GPU.
+        A small version, which takes minutes on two cores. The full plans take hours on a GPU.
     table
         Draw from these tables, which `export` made, instead of running anything.
     runs
-        Draw from what a sweep has done in this folder, instead of running anything: pictures too,
-        which no table holds.
+        Draw from the results of a sweep in this folder instead of running anything. This includes
+        pictures, which no table holds.
     workers
         Processes at once; as many as cores, or as GPUs, unless given.
     data
@@ -279,8 +279,8 @@ def _run(
     slots: int,
     keep_victims: bool,
 ) -> tuple[int, dict[str, Any]]:
-    """The exit code (0 all is done, 1 something failed, 130 interrupted), and what there is to say
-    in JSON."""
+    """The exit code (0 all jobs are done, 1 some failed, 130 interrupted), and the content of the
+    JSON answer."""
     from recollect.study.perform import Task
     from recollect.study.sweep import Sweep
 
@@ -288,7 +288,7 @@ def _run(
     began = time.perf_counter()
     _announce(terminal, jobs, tasks, slots)
     store.folder.mkdir(parents=True, exist_ok=True)
-    if not keep_victims:  # those of a run that was killed after the last of their jobs
+    if not keep_victims:  # Remove victims of a run that was killed after their last job.
         needed = {task.job.victim_name for task in attacks}
         for job in {job.victim_name: job for job in jobs if job.victim_name not in needed}.values():
             store.drop_victim(job)

@@ -1,14 +1,14 @@
-"""What Δθ itself tells of how it came about: weight decay, noise, rounding, other optimisers, a θ0
-of another run.
+"""Infers from Δθ how the weights were trained: weight decay, noise, rounding, other optimisers, or
+a θ0 of another run.
 
-Gradient descent without any of these leaves ΔW_1 = Σ_t Σ_i b_it x_iᵀ: of the rank of the data, but
-for rounding. What lies outside is the trace of something else. Decay at a rate λ shrinks what was
-there before,
+Gradient descent without any of these leaves ΔW_1 = Σ_t Σ_i b_it x_iᵀ, which has the rank of the
+data up to rounding. Any part of ΔW_1 outside the span of the data has another cause. Weight decay
+at a rate λ shrinks the earlier weights,
 
     θf = (1 − c)θ0 + (what gradients added),   1 − c = Π_t (1 − η_t λ),
 
-so outside the span of the data ΔW_1 is −c W_1⁰; c is read off there, and Δθ + cθ0 is made of
-gradients alone.
+so outside the span of the data ΔW_1 is −c W_1⁰. There c is measured, and Δθ + cθ0 is a combination
+of gradients alone.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ from recollect.shapes import Float, Tensor
 from recollect.victim.victim import Victim
 
 _DECAY_COSINE = 0.5
-"""Between −ΔW_1 and W_1⁰ outside the data: 0.97 and more with decay, below 0.05 for all else that
-was tried."""
+"""Smallest cosine between −ΔW_1 and W_1⁰ outside the data that is taken for weight decay. It was
+0.97 and more with decay, and below 0.05 in all other cases that were tried."""
 _MOSTLY_GONE = 0.5
-"""Of θ0. At c = 0.22 points come back as they do without decay, at 0.92 with a bias that no
-confidence sees."""
+"""Decay c above which points are taken to be biased. At c = 0.22 points are recovered as well as
+without decay; at 0.92 they have a bias that the confidence does not show."""
 _ALL_GONE = 0.95
-"""Of θ0: where a θ0 of another run is subtracted, all of it seems to be gone."""
+"""A larger c is not taken for decay: if θ0 comes from another run, all of it seems to have
+decayed."""
 _RELATED = 0.5
 _FAR = 0.5
 _FLAT = 0.3
-"""The smallest singular value of noise is near σ(√p − √d), that of data many orders below the
-largest."""
+"""The rest is taken for noise if its smallest singular value is above this share of σ(√p − √d), its
+size for white noise. For data it is many orders of magnitude below the largest."""
 _EVEN = 0.58
-"""(mean |Δ|)²/mean Δ² over the entries of ΔW_1: 0.49 to 0.53 for gradient descent, 0.61 to 0.85 for
-Adam with few steps (0.54 with many: not every trace of it is seen), 0.64 for Gaussian noise, 1 for
-signs."""
+"""Largest (mean |Δ|)²/mean Δ² over the entries of ΔW_1 that fits gradient descent. It is 0.49 to
+0.53 for gradient descent, 0.61 to 0.85 for Adam with few steps and 0.54 with many (so Adam is not
+always detected), 0.64 for Gaussian noise, and 1 if only the signs of gradients are used."""
 _LEVELS = 256
 
 
 @dataclass(frozen=True)
 class History:
     decay: float
-    """c; 0 where none was seen."""
+    """c, or 0 if no decay was detected."""
     findings: tuple[Finding, ...]
 
     @property
     def fits(self) -> bool:
-        """Whether Δθ can be a combination of gradients at its ends; if not, what is not found tells
+        """Whether Δθ can be a combination of gradients at θ0 and θf. If not, a failed attack proves
         nothing."""
         return not any(finding.misfit for finding in self.findings)
 
     @property
     def biased(self) -> bool:
-        """Whether points come out at a distance from the data that their confidence knows nothing
-        of."""
+        """Whether the points found have errors that their confidence does not show."""
         return self.decay > _MOSTLY_GONE
 
 
 def history(victim: Victim) -> History:
-    """Read off the two checkpoints; what is not seen may still have been there."""
+    """Infer the history from the two checkpoints. What is not detected may still have happened."""
     if victim.theta_0 is None:
         return History(0.0, ())
     decay = weight_decay(victim)
@@ -107,7 +107,7 @@ def history(victim: Victim) -> History:
 
 
 def undecayed(victim: Victim, decay: float) -> Victim:
-    """The victim with (1 − c)θ0 for θ0: what is left of Δθ is what gradients added."""
+    """The victim with (1 − c)θ0 instead of θ0, so that Δθ is only what gradients added."""
     assert victim.theta_0 is not None
     theta_0 = {
         name: (1 - decay) * value.double() if value.is_floating_point() else value
@@ -117,7 +117,7 @@ def undecayed(victim: Victim, decay: float) -> Victim:
 
 
 def weight_decay(victim: Victim) -> float:
-    """c, from where ΔW_1 has nothing of the data; 0 where what is there does not look like W_1⁰."""
+    """c, measured where ΔW_1 holds nothing of the data; 0 if ΔW_1 does not resemble W_1⁰ there."""
     delta, first = victim.delta_W1(), victim.network.first
     if (
         delta is None
@@ -130,13 +130,13 @@ def weight_decay(victim: Victim) -> float:
     W0, floor = victim.theta_0[first.weight].double(), rounding(victim.theta_f[first.weight])
     decay, cosine = 0.0, 0.0
     for _ in range(20):
-        # The directions in which least is left once decay is undone: the better c is known, the
-        # freer of data they are.
+        # These are the directions in which ΔW_1 is smallest once decay is undone. The better c is
+        # known, the less of the data they contain.
         _, s, Vh = torch.linalg.svd(delta + decay * W0, full_matrices=False)
         rank, _, found = gap_rule(s, delta.shape, floor)
         right = Vh[rank if found else len(s) // 2 :].T
         left, before = delta @ right, W0 @ right
-        if not bool(before.any()):  # nothing was there to decay
+        if not bool(before.any()):  # There were no weights that could decay.
             return 0.0
         product = float((left * before).sum())
         last, decay = decay, -product / max(float(before.square().sum()), 1e-300)
@@ -149,7 +149,7 @@ def weight_decay(victim: Victim) -> float:
 
 
 def _relation(victim: Victim) -> tuple[list[Finding], bool]:
-    """How far training went, and whether θf grew out of this θ0 at all."""
+    """Findings on how far training moved the weights, and whether it started from this θ0."""
     assert victim.theta_0 is not None
     names = [name for name in victim.network.trained if victim.theta_f[name].dim() >= 2]
     before = torch.cat([victim.theta_0[name].double().flatten() for name in names])
@@ -183,8 +183,8 @@ def _relation(victim: Victim) -> tuple[list[Finding], bool]:
 
 
 def _grid(victim: Victim) -> str:
-    """float16, bfloat16 or few levels, where every trained matrix holds nothing else; "" where it
-    does."""
+    """The grid on which all trained matrices lie: float16, bfloat16 or few values; "" if there is
+    none."""
     tensors = [
         victim.theta_f[name] for name in victim.network.trained if victim.theta_f[name].dim() >= 2
     ]
@@ -213,7 +213,7 @@ def _values(tensor: Tensor) -> int:
 
 
 def _outside(victim: Victim, *, named: bool) -> list[Finding]:
-    """What lies beside the data in ΔW_1."""
+    """Findings on the part of ΔW_1 outside the span of the data."""
     try:
         found = spectrum(victim)
     except VictimError:
@@ -262,7 +262,8 @@ def _outside(victim: Victim, *, named: bool) -> list[Finding]:
 
 
 def _noise(delta: Float[Tensor, "p d"], found: Spectrum) -> float:
-    """σ of the entries, where what is left beside the data is white; 0 where it is not."""
+    """σ of the entries of ΔW_1 outside the data, if that part looks like white noise; otherwise
+    0."""
     rank = found.rank if found.found else min(delta.shape) // 2
     tail = found.singular_values[rank:].double()
     rows, columns = delta.shape[0] - rank, delta.shape[1] - rank

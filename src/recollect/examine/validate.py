@@ -1,8 +1,8 @@
-"""All that keeps two checkpoints from being audited, or makes less of it: every reason at once,
-each with a remedy.
+"""Finds everything that prevents or limits an audit of two checkpoints, each with a remedy.
 
-Reading ends at the first error; a person who must mend a file wants all of them. So nothing here
-raises: what stops an audit is a finding like any other, and the victim is there if nothing does.
+Reading a checkpoint ends at the first error, but a person who must correct a file wants to know all
+of them. So nothing here raises an error: what stops an audit is a finding like any other, and the
+victim is returned if no finding does.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ _SPOKEN: tuple[tuple[re.Pattern[str], Finding], ...] = (
     (re.compile(r"(^|\.)(exp_avg|exp_avg_sq|exp_inf|square_avg)$"), _OPTIMISER),
     (re.compile(r"running_mean$|num_batches_tracked$"), _BATCH_NORM),
 )
-"""What names tell. A `momentum_buffer` alone is no finding: sums of gradients stay sums of
-gradients."""
+"""Findings that follow from names. A `momentum_buffer` alone is not a finding: with momentum, Δθ is
+still a sum of gradients."""
 _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[str], Finding]], ...] = (
     ((nn.modules.batchnorm._BatchNorm,), lambda name: _BATCH_NORM),
     (
@@ -171,7 +171,7 @@ def _stop(message: str) -> Finding:
 
 
 def _shown(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The tensors whose names can be repeated; the others are findings of their own."""
+    """The tensors whose names can be printed. The others are reported as separate findings."""
     return {
         name: one
         for name, one in checkpoint.tensors.items()
@@ -187,8 +187,7 @@ def _of_names(checkpoint: Checkpoint) -> Iterable[Finding]:
 
 
 def _of_tensors(checkpoint: Checkpoint) -> Iterable[Finding]:
-    """Tensors that cannot be used, the first few of each file; precision that was lost before
-    anybody looked."""
+    """Findings on the first few tensors of a file that cannot be used, and on low precision."""
     path, state = checkpoint.path, checkpoint.tensors
     unusable, integers = [], False
     for name, tensor in state.items():

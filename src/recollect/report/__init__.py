@@ -1,1 +1,1 @@
-"""What people look at: the report, its plots and pictures."""
+"""The HTML reports, with their plots and pictures."""

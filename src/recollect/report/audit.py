@@ -1,4 +1,4 @@
-"""The audit's page: verdict first, then what it rests on."""
+"""The HTML page of an audit: the verdict first, then the evidence for it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _NOT_IN_WEIGHTS = (
 
 
 def render_audit(done: Audit) -> str:
-    """The page of an audit; of one that a finding stopped too."""
+    """The page of an audit, including one that was stopped by a finding."""
     calls, verdict, findings, score = done.called, done.verdict, done.findings, done.score
     record = done.record()
     pairs = [] if record is None else image_pairs(record, done.truth, score, SHOWN)
@@ -124,7 +124,7 @@ def _points(count: int) -> str:
 
 
 def _summary(done: Audit) -> str:
-    """A sentence or two that claim no more than was seen."""
+    """A few sentences that claim no more than was observed."""
     calls, outcome, found = done.called, done.outcome, done.reconstruction
     if outcome is None or found is None or calls is None:
         return "Nothing was reconstructed."

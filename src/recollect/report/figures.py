@@ -1,4 +1,4 @@
-"""The report's plots, as SVG that takes its ink from the page (dark or light)."""
+"""The report's plots, as SVG that uses the text colour of the page (dark or light)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator
 
 _INK = "#010203"
-"""Drawn where `currentColor` should be; replaced after matplotlib is done."""
+"""Placeholder colour, replaced by `currentColor` after matplotlib has drawn the plot."""
 _BLUE, _ORANGE = "#3b82f6", "#ea580c"
-"""Seen on white and on black alike."""
+"""Both are visible on white and on black."""
 _CROWD = 500
-"""More points than this are a line."""
+"""More points than this are drawn as a line."""
 _INDENT = 0.02
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -36,7 +36,7 @@ _STYLE: Any = {
 
 
 def loss_trace(trace: Sequence[float]) -> str:
-    """Loss against iteration, both on the scale where the story shows."""
+    """Loss against iteration, both on logarithmic axes."""
     values = np.asarray(trace, dtype=float)
     keep = np.isfinite(values) & (values > 0)
 
@@ -54,7 +54,7 @@ def loss_trace(trace: Sequence[float]) -> str:
 
 
 def spectrum_plot(singular_values: Sequence[float], rank: int | None) -> str:
-    """Singular values of ΔW1; those of the subspace that was used in colour, where it is known."""
+    """Singular values of ΔW1; those of the subspace that was used are coloured, if it is known."""
     values = np.asarray(singular_values, dtype=float)
     shown = min(len(values), max(2 * (rank or 0) + 10, 40))
     values = values[:shown]
@@ -83,7 +83,7 @@ def error_plot(errors: Sequence[float], threshold: float, chance: float | None) 
         axes.axhline(threshold, color=_INK, linewidth=0.8, linestyle="--")
         high = bool(
             (values > threshold).sum() > len(values) / 2
-        )  # the words go where fewer points are
+        )  # the label goes where there are fewer points
         place: Any = {"ha": "right", "va": "top"} if high else {"ha": "left", "va": "bottom"}
         axes.text(
             1 if high else _INDENT,
@@ -117,7 +117,7 @@ def confidence_plot(confidence: Sequence[float], level: float) -> str:
         axes.axhline(level, color=_INK, linewidth=0.8, linestyle="--")
         right = (
             axes.get_yaxis_transform()
-        )  # where the least sure are: no point comes near the words
+        )  # at the right, confidences are lowest, so that no point is near the label
         axes.text(1, level, "called recovered above", va="bottom", ha="right", transform=right)
         axes.set(ylim=(-0.03, 1.05), xlabel="candidates, sorted", ylabel="confidence")
 
@@ -125,7 +125,7 @@ def confidence_plot(confidence: Sequence[float], level: float) -> str:
 
 
 def _sorted(axes: Axes, values: np.ndarray) -> None:
-    """Points, or a line where they would run into each other and make the page slow."""
+    """Draw points, or a line if so many points would overlap and make the page slow."""
     index = np.arange(1, len(values) + 1)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     if len(values) > _CROWD:
@@ -135,12 +135,12 @@ def _sorted(axes: Axes, values: np.ndarray) -> None:
 
 
 def _log(positive: np.ndarray, *axes: str) -> dict[str, str]:
-    """Logarithmic axes where there is anything that has a logarithm."""
+    """A logarithmic scale for these axes if any value is positive, else a linear one."""
     return dict.fromkeys(axes, "log" if positive.any() else "linear")
 
 
 class _Plain(LogFormatterSciNotation):
-    """0.01 or 1e-09: the exponent of a power of ten would be too small to read on a phone."""
+    """Labels like 0.01 or 1e-09: the exponent in 10⁻⁹ would be too small to read on a phone."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         return f"{x:g}" if super().__call__(x, pos) else ""

@@ -19,12 +19,12 @@ from recollect.truth.images import guess_shape, stretch
 from recollect.truth.metrics import RECOVERED, Score, psnr, ssim
 
 SHOWN = 200
-"""Pictures on a page: more would make it too large to send."""
+"""The largest number of pictures on a page: more would make it too large to send."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A true point and what was recovered for it; images where the data are images."""
+    """A true point and what was recovered for it, both as images if the data are images."""
 
     number: int
     error: float | None
@@ -36,7 +36,7 @@ class Pair:
 
 
 def render(record: Record, truth: Truth | None, score: Score | None) -> str:
-    """The page; with the truth and the score against it, or with neither."""
+    """The page of a reconstruction. The truth and the score are given together, or neither."""
     pairs = image_pairs(record, truth, score, SHOWN)
     sections: dict[str, Any] = {
         "facts": record.facts,
@@ -68,7 +68,7 @@ def render(record: Record, truth: Truth | None, score: Score | None) -> str:
 
 
 def page(template: str, sections: Mapping[str, Any]) -> str:
-    """A template of this folder, filled in; whatever is put in is escaped."""
+    """Fill in a template of this folder. All inserted values are escaped."""
     folder = importlib.resources.files("recollect.report")
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(
@@ -84,15 +84,17 @@ def page(template: str, sections: Mapping[str, Any]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """With a capital, unless it begins with the name of a file."""
+    """The text with a capital first letter, unless it begins with the name of a file."""
     return text if "." in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 def image_pairs(
     record: Record, truth: Truth | None, score: Score | None, most: int | None = None
 ) -> list[Pair]:
-    """Image by image, best first, `most` at most; without truth, the recovered ones by confidence.
-    Empty for non-images."""
+    """At most `most` pairs of images, in order of error, or none if the data are not images.
+
+    Without truth, these are the recovered images alone, in order of confidence.
+    """
     if truth is None or score is None:
         shape, sure = record.image_shape or guess_shape(record.inputs.shape[1]), record.confidence
         if shape is None:
@@ -131,12 +133,12 @@ def image_pairs(
 
 
 def hidden(record: Record, score: Score | None) -> int:
-    """How many images a page leaves out."""
+    """The number of images that a page leaves out."""
     return max(0, (len(record.inputs) if score is None else len(score.matching.found)) - SHOWN)
 
 
 def _held(record: Record) -> str:
-    """How many candidates the weights hold firmly, without those that must not be counted."""
+    """A sentence on how many candidates have high confidence, not counting withheld ones."""
     if record.confidence is None:
         return ""
     firm = record.confidence >= 0.5
@@ -150,7 +152,7 @@ def _held(record: Record) -> str:
 
 
 def summary(record: Record, score: Score | None) -> str:
-    """One sentence that claims no more than was seen."""
+    """A few sentences that claim no more than was observed."""
     if score is None:
         return (
             f"{len(record.inputs)} candidates were found.{_held(record)} Without the training data "

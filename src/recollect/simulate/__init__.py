@@ -1,1 +1,1 @@
-"""Training without data of its own: what attacks may use to simulate how a victim came about."""
+"""Training on given data, which attacks may use to simulate how a victim was trained."""

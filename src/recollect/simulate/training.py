@@ -3,14 +3,15 @@ closed form.
 
     ½Σ loss:  ½ Σ_ik (f_k(x_i; θ) − y_ik)²          mean loss:  1/(nc) Σ_ik (f_k(x_i; θ) − y_ik)²
 
-Near interpolation the loss Hessian is s·GᵀG, with s = 1 for the sum and 2/(nc) for the mean. It
-shares its largest eigenvalue with s·GGᵀ, the tangent kernel, and gradient descent is stable below
-the step 2/λmax.
+Near interpolation the loss Hessian is s·GᵀG, where G is the Jacobian of the outputs and s is 1 for
+the sum and 2/(nc) for the mean. It has the same largest eigenvalue λmax as s·GGᵀ, where GGᵀ is the
+tangent kernel. Gradient descent is stable for step sizes below 2/λmax.
 
-Every update of W_1 is made of the inputs, W_1 = W_1⁰ + C Uᵀ with U a basis of their span, and W_1 x
-= (W_1 U)(Uᵀx): n points in d ≫ n dimensions are therefore trained on as n points in n dimensions,
-the first layer at n/d of its price, and C Uᵀ is added to W_1⁰ at the end. Not so in float32, where
-the rounding of every step, which leaves the span, is part of the victim.
+Every update of the first weight matrix W_1 is a combination of the inputs. Hence W_1 = W_1⁰ + C Uᵀ,
+where U is a basis of their span, and W_1 x = (W_1 U)(Uᵀx). If d ≫ n, the n points are therefore
+represented in n dimensions for training, which multiplies the cost of the first layer by n/d, and
+C Uᵀ is added to W_1⁰ at the end. This is not done in float32, where the rounding errors of each
+step leave the span and are part of the victim.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from recollect.victim.network import Network
 from recollect.victim.victim import Victim
 
 _CHECK = 10
-"""Steps between two looks at the loss."""
+"""Number of steps between two checks of the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredError:
-    """`mean` over all n·c outputs, or half the `sum` of squares: the two losses of the paper's
-    text."""
+    """The `mean` of squares over all n·c outputs, or half their `sum`. The paper's text has both
+    losses."""
 
     reduction: str = "mean"
 
@@ -60,8 +61,8 @@ class SquaredError:
 
 @dataclass(frozen=True, kw_only=True)
 class FullBatchDescent:
-    """θ ← θ − η∇L. `learning_rate` None: one tenth of the stability limit at θ0, well inside the
-    lazy regime."""
+    """Gradient descent, θ ← θ − η∇L. If `learning_rate` is None, η is one tenth of the stability
+    limit at θ0, well inside the lazy regime."""
 
     learning_rate: float | None = None
     max_steps: int = 200_000
@@ -82,26 +83,26 @@ class FullBatchDescent:
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """θ* = Φᵀα with α = (ΦΦᵀ)⁻¹y, and what the recovery theorem asks of it."""
+    """Quantities of θ* = Φᵀα with α = (ΦΦᵀ)⁻¹y that the recovery theorem needs."""
 
     alpha: Float[Tensor, "n c"]
     separation: float
-    """Δ: the smallest distance between two inputs; infinite for one alone."""
+    """Δ, the smallest distance between two inputs. It is infinite for a single input."""
 
     @property
     def c(self) -> float:
-        """min |α_i|; of several outputs, the smallest norm of a point's coefficients."""
+        """min |α_i|. With several outputs, the smallest norm of the coefficients of a point."""
         return float(torch.linalg.vector_norm(self.alpha, dim=1).min())
 
     @property
     def l1(self) -> float:
-        """‖α‖₁; of several outputs, the sum of the norms."""
+        """‖α‖₁. With several outputs, the sum of the norms of all points' coefficients."""
         return float(torch.linalg.vector_norm(self.alpha, dim=1).sum())
 
 
 @dataclass(frozen=True)
 class Training:
-    """A trained victim and how it got there."""
+    """A trained victim, and how its training went."""
 
     victim: Victim
     mse: float
@@ -110,7 +111,7 @@ class Training:
     lambda_max: float
     seconds: float
     closed_form: ClosedForm | None = None
-    """Of random features."""
+    """None unless the victim is a random-features model."""
 
 
 def train_network(
@@ -124,8 +125,8 @@ def train_network(
     tolerance: float = 1e-7,
     progress: Progress = quiet,
 ) -> Training:
-    """Gradient descent on the trained parameters, in the precision of θ0, to a mean squared error
-    of `tolerance`."""
+    """Run gradient descent on the network's trained parameters, in the precision of θ0, until the
+    mean squared error is at most `tolerance`."""
     loss, optimiser = loss or SquaredError(), optimiser or FullBatchDescent()
     check_tolerance(tolerance)
     started = time.perf_counter()
@@ -186,8 +187,8 @@ def train_network(
 
 
 def _span_of(network: Network, X: Float[Tensor, "n d"]) -> Float[Tensor, "d n"] | None:
-    """An orthonormal basis of the inputs, where training in it saves something and loses
-    nothing."""
+    """An orthonormal basis of the span of the inputs, or None if training in this basis is not
+    possible, would not save time or would change the victim."""
     n, d = X.shape
     if not isinstance(network, MLP) or 2 * n > d or X.dtype != torch.float64:
         return None
@@ -205,9 +206,10 @@ def check_tolerance(tolerance: float) -> None:
 def tangent_kernel_norm(
     network: Network, theta: Theta, X: Float[Tensor, "n d"], iterations: int = 300
 ) -> float:
-    """λmax(GGᵀ) at θ by power iteration, v → Gᵀv → GGᵀv; stops when it moves by less than 1e-5.
+    """λmax(GGᵀ) at θ by power iteration, v → Gᵀv → GGᵀv, until its relative change is below 1e-5.
 
-    Gᵀw is linear in w, so GGᵀv is its pullback along Gᵀv: plain reverse mode serves both products.
+    Gᵀw is linear in w, so GGᵀv is the pullback of Gᵀv along the map w ↦ Gᵀw. Both products are
+    therefore computed by reverse-mode differentiation.
     """
     leaves = {
         name: tensor.detach().requires_grad_(name in network.trained)
@@ -240,8 +242,8 @@ def tangent_kernel_norm(
 def minimum_norm(
     network: MLP, theta_0: Theta, X: Float[Tensor, "n d"], Y: Float[Tensor, "n c"]
 ) -> Training:
-    """θ* = Φ⁺y = Φᵀ(ΦΦᵀ)⁻¹y (eq:theta_opt_value): where gradient descent from zero ends, without
-    taking a step."""
+    """Compute θ* = Φ⁺y = Φᵀ(ΦΦᵀ)⁻¹y (eq:theta_opt_value), the limit of gradient descent from zero,
+    without taking a step."""
     started = time.perf_counter()
     last = network.last.weight
     dtype = theta_0[last].dtype

@@ -1,1 +1,1 @@
-"""Solvers: how to move the candidates. One loop (`solve/loop.py`), one file per method."""
+"""Solvers, which move the candidates. All share one loop (`loop.py`); each method has one file."""

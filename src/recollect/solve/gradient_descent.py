@@ -1,4 +1,4 @@
-"""Projected gradient descent with momentum: the paper's solver, to the letter.
+"""Projected gradient descent with momentum, exactly as in the paper.
 
 V ← βV + ∇L(Z),   Z ← Π(Z − ηV),   β = 0.9, η = 20 (synthetic) or 2000 (CIFAR-10), 10⁴ iterations
 """
@@ -25,7 +25,7 @@ class GradientDescent:
     Parameters
     ----------
     step_size
-        η. None: the paper's two values, chosen by the input dimension (`paper_step`).
+        η. None selects one of the paper's two values by the input dimension (`paper_step`).
     momentum
         β.
     iterations
@@ -90,6 +90,6 @@ class GradientDescent:
 
 
 def paper_step(d: int) -> float:
-    """η = 20 for the paper's synthetic data (d = 60), 2000 for CIFAR-10 (d = 3072): decided by the
-    dimension alone."""
+    """The paper's η: 20 for its synthetic data (d = 60) and 2000 for CIFAR-10 (d = 3072). The
+    choice depends on the dimension alone."""
     return 20.0 if d <= 256 else 2000.0

@@ -1,8 +1,8 @@
-"""Levenberg–Marquardt on the variable projection: a few dozen steps where gradient descent takes
-ten thousand.
+"""Levenberg–Marquardt on the variable projection. It needs a few dozen steps where gradient descent
+needs ten thousand.
 
 s = −(JᵀJ + λ·mean(diag JᵀJ)·I)⁻¹ g,
-        Z ← Π(Z + s) if that lowers the loss (then λ/5), else λ·4 and again.
+        if Π(Z + s) lowers the loss: Z ← Π(Z + s), λ ← λ/5; otherwise λ ← 4λ and another try.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # options are read by the command line, which must not wait f
 
 _TRIES_PER_STEP = 20
 _MIN_DAMPING = 1e-8
-"""Below this, λ has the effect of zero. It must be able to grow back within the tries of one
-step."""
+"""Lower limit of λ. A smaller λ has the effect of zero, and λ must be able to grow back within the
+tries of one step."""
 _STEPS_AT_REST = 3
 
 
@@ -37,8 +37,8 @@ class LevenbergMarquardt:
     damping
         λ of the first step.
     settled
-        A step that lowers the loss by a smaller share than this counts as rest; three in a row end
-        the run.
+        A step that lowers the loss by a smaller share than this counts as rest. Three such steps
+        in a row end the run.
     """
 
     iterations: int = option(
@@ -97,7 +97,7 @@ class LevenbergMarquardt:
                 break
             damping *= 4
         rest = rest + 1 if before - after < self.settled * before else 0
-        if after == before:  # no damping helps
+        if after == before:  # no damping lowered the loss
             rest = _STEPS_AT_REST
         return {
             "Z": Z,

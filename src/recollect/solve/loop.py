@@ -1,14 +1,14 @@
-"""One loop for every solver. It owns stopping, best-so-far, non-finite values, progress,
-checkpoints and Ctrl-C.
+"""The one loop that all solvers use. It handles stopping, the best point so far, non-finite values,
+progress, checkpoints and Ctrl-C.
 
-A solver says how to start and how to take one step. Nothing in an iteration waits for the device: a
-step that fails (a Gram that Cholesky could not factor, a point beyond the finite numbers) is undone
-by a select on the device, and the jitter climbs one rung for the steps to come. The loop looks at
-the numbers every `_CHECK` iterations, or when it is time to report; after each iteration of a
-solver that waits for the device anyway.
+A solver defines the initial state and one step. The loop itself does not wait for the device in an
+iteration. A step fails if Cholesky cannot factor the Gram matrix or if a point is not finite. A
+failed step is undone by a select on the device, and later steps use the next larger jitter of
+`JITTERS`. The loop reads values from the device every `_CHECK` iterations and when a report is due,
+or after each iteration if the solver waits for the device anyway.
 
-A run may hold several starts, stacked along a first dimension: they share their matrix products and
-nothing else.
+A run may contain several starts, stacked along a first dimension. They share their matrix products
+and nothing else.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _CHECK = 50
 _REPORT_SECONDS = 0.2
 _SAVE_SECONDS = 20.0
 JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
-"""The ladder of diagonal loadings, relative to the Gram's diagonal."""
+"""The increasing diagonal loadings, relative to the diagonal of the Gram matrix."""
 
 State = dict[str, Tensor]
-"""What a solver carries from step to step. `Z` is always in it."""
+"""The tensors that a solver keeps from step to step. `Z` is always one of them."""
 
 
 Advance = Callable[["Run"], "Run"]
@@ -81,11 +81,11 @@ class Solver(Protocol):
 
     @property
     def capturable(self) -> bool:
-        """Whether a step never waits for the device, so that the loop need not look after each one
-        either."""
+        """Whether a step never waits for the device, so that the loop need not read values after
+        each step either."""
 
     def flops(self, objective: Objective, Z: Float[Tensor, "*s n r"]) -> float:
-        """About how many operations a step takes."""
+        """Approximate number of floating-point operations per step."""
 
     def init(self, Z: Float[Tensor, "*s n r"]) -> State:
         """The state before the first step."""
@@ -93,24 +93,24 @@ class Solver(Protocol):
     def step(
         self, objective: Objective, geometry: Geometry, state: State, jitter: Float[Tensor, "*s"]
     ) -> tuple[State, Fit]:
-        """The next state, and the fit at the present one."""
+        """The next state, and the fit at the current one."""
 
     def at_rest(self, state: State) -> bool:
-        """Whether further steps would not lead anywhere."""
+        """Whether further steps would not improve the result."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run at some iteration: enough to go on from there as if it had never stopped. All of it
-    lies on the device."""
+    """The state of a run at some iteration, from which it can continue as if it had never stopped.
+    All tensors are on the device."""
 
     state: State
     best_Z: Float[Tensor, "*s n r"]
     best_loss: Float[Tensor, "*s"]
     trace: Float[Tensor, "*s k"]
-    """The loss at each iteration; NaN where a step failed and was taken again with more jitter."""
+    """The loss at each iteration; NaN where a step failed and was repeated with more jitter."""
     rung: Int[Tensor, "*s"]
-    """Where on the ladder of jitters the run stands."""
+    """Index of the current jitter in `JITTERS`, or `len(JITTERS)` if all of them failed."""
     iteration: Int[Tensor, 1]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -172,11 +172,11 @@ def minimise(
     seconds: float = 0.0,
     deadline: float = math.inf,
 ) -> tuple[Outcome, ...]:
-    """Step until the tolerance, the last iteration, a singular Gram, the deadline or Ctrl-C.
+    """Step until the tolerance, the last iteration, a singular Gram matrix, the deadline or Ctrl-C.
 
-    Returns the best points that each start has met. Several starts end together: when one of them
-    reaches the tolerance, or when none can go on. `seconds` were spent on this run before it was
-    interrupted. `deadline` is a value of `time.monotonic()`.
+    Returns the best points that each start has found. Several starts end together: when one of them
+    reaches the tolerance, or when none can continue. `seconds` is the time that was spent on this
+    run before it was interrupted. `deadline` is a value of `time.monotonic()`.
     """
     if (
         kept := run.trace.shape[-1]
@@ -200,13 +200,13 @@ def minimise(
             ):
                 advance, run = captured(advance, run)
             while True:
-                # Looked at before stepping, so that a finished run resumes to its end.
+                # Checked before the step, so that a finished run ends at once when it is resumed.
                 if iteration % look == 0 or iteration >= solver.iterations:
                     if float(run.best_loss.min()) <= tolerance:
                         status = Status.CONVERGED
                         break
                     if int(run.rung.min()) == len(JITTERS):
-                        break  # which of the two it was, `_finish` says of each start
+                        break  # `_finish` decides for each start: singular or diverged
                     if solver.at_rest(run.state):
                         status = Status.STATIONARY
                         break
@@ -241,7 +241,7 @@ def _advance(
     failed = ~(torch.isfinite(fit.loss) & torch.isfinite(state["Z"]).flatten(-2).all(-1))
     better = (
         fit.loss < run.best_loss
-    )  # false for NaN; X itself is fine even where the step from it is not
+    )  # false for NaN; Z itself is valid even if the step from it failed
     return Run(
         state={
             name: torch.where(_each(failed, new), run.state[name], new)
@@ -256,13 +256,13 @@ def _advance(
 
 
 def _each(flags: Tensor, of: Tensor) -> Tensor:
-    """One flag a start, to be used with all that a start holds."""
+    """The flags, one per start, reshaped to broadcast over all dimensions of `of`."""
     return flags.reshape(flags.shape + (1,) * (of.dim() - flags.dim()))
 
 
 def _finish(objective: Objective, run: Run, ladder: Tensor, status: Status) -> list[Outcome]:
     jitter = ladder.take(run.rung.clamp_max(len(ladder) - 1))
-    # The last step led somewhere that no fit has looked at yet.
+    # The point after the last step has not been fitted yet.
     last = objective.fit(run.state["Z"], gradient=False, jitter=jitter).loss
     better = last < run.best_loss
     Z = torch.where(_each(better, run.best_Z), run.state["Z"], run.best_Z).reshape(
@@ -276,7 +276,8 @@ def _finish(objective: Objective, run: Run, ladder: Tensor, status: Status) -> l
     def ended(k: int) -> Status:
         if status is not Status.ITERATIONS or rungs[k] < len(JITTERS):
             return status
-        # Every rung failed: at a point that could be looked at, or on the way from it?
+        # All jitters failed. If the last loss is finite, the step from its point failed: the run
+        # diverged. Otherwise the point itself could not be fitted: the Gram matrix is singular.
         return Status.DIVERGED if bool(torch.isfinite(traces[k, -1])) else Status.SINGULAR
 
     return [
@@ -286,17 +287,17 @@ def _finish(objective: Objective, run: Run, ladder: Tensor, status: Status) -> l
 
 
 def captured(advance: Advance, run: Run) -> tuple[Advance, Run]:
-    """`advance` as a CUDA graph: one launch an iteration instead of some fifty. Works in place on a
-    copy of `run`.
+    """`advance` as a CUDA graph: one launch per iteration instead of about fifty. The graph works
+    in place on a copy of `run`.
 
-    Small problems are bound by launches: ten thousand steps at n = 100, p = 16,000
-    take 2.5 s on an H200 this way and 16 s without.
+    Launches dominate the time of small problems: ten thousand steps at n = 100, p = 16,000 take
+    2.5 s on an H200 with the graph and 16 s without.
     """
     fixed = Run.of({name: tensor.clone() for name, tensor in run.tensors().items()})
     chosen = torch.backends.cuda.preferred_linalg_library()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that to choose is experimental
-        # MAGMA, which solves stacks by default, cannot be captured.
+        warnings.simplefilter("ignore", UserWarning)  # it says that this choice is experimental
+        # MAGMA, which torch uses for stacks of systems by default, cannot be captured.
         torch.backends.cuda.preferred_linalg_library("cusolver")
         try:
             return _recorded(advance, run, fixed), fixed
@@ -309,7 +310,7 @@ def _recorded(advance: Advance, run: Run, fixed: Run) -> Advance:
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(
         side
-    ):  # lazily made handles and workspaces must exist before the capture
+    ):  # lazily created handles and workspaces must exist before the capture
         for _ in range(3):
             advance(Run.of({name: tensor.clone() for name, tensor in run.tensors().items()}))
     torch.cuda.current_stream().wait_stream(side)

@@ -1,1 +1,1 @@
-"""Studies: plans of many runs, how they are carried out, and what is made of their results."""
+"""Studies: plans of many runs, their execution, and the tables and figures of their results."""

@@ -1,4 +1,4 @@
-"""Which figures there are, the plans that make their tables, and how each is drawn."""
+"""The figures that can be made, the plans of their tables, and how each figure is drawn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLANS = Path(__file__).parent / "plans"
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of panels: the plans of its table, the quick one, and what each panel shows."""
+    """A figure of panels: the plans of its table, the plan of a quick version, and the panels."""
 
     plans: tuple[str, ...]
     quick: str
@@ -37,7 +37,7 @@ class Drawing:
     columns: int
 
     def draw(self, table: Sequence[Row]) -> dict[str, bytes]:
-        """Name endings and contents: signed, and up to sign."""
+        """The contents of the files by the ending of their names: for ρ, and for ρ up to sign."""
         files: dict[str, bytes] = {}
         for measure in MEASURES:
             made = quality(table, self.panels, columns=self.columns, measure=measure)
@@ -91,9 +91,9 @@ DRAWINGS: dict[str, Drawing] = {
     ),
 }
 PICTURES = {"images": 1, "grid": 2}
-"""Figures of pictures, and how many images of a class each shows."""
+"""Figures made of images, and how many images of each class they show."""
 MEASURED = ("spectrum", "guarantees")
-"""Figures that are measured at once, without a plan."""
+"""Figures that are computed directly, without a plan."""
 NAMES = (*MEASURED, *DRAWINGS, *PICTURES)
 
 
@@ -116,7 +116,7 @@ def plans_of(name: str, *, quick: bool) -> tuple[Path, ...]:
 
 
 def spectra(progress: Progress, *, quick: bool) -> tuple[bytes, dict[str, bytes]]:
-    """The table of singular values and the figure: three victims, which is seconds."""
+    """The table of singular values and the figure. Training its three victims takes seconds."""
     n, dim, rank, width = (20, 20, 10, 500) if quick else (100, 60, 30, 1000)
     found: dict[int, list[float]] = {}
     with progress("training", 3) as report:
@@ -158,8 +158,8 @@ def bounds_beside_measurements(
 def pictures(
     name: str, store: Store, jobs: Sequence[Job], sources: Mapping[str, str]
 ) -> dict[str, bytes]:
-    """For the first images of each class the closest of what was found (as the paper's caption has
-    it), by width."""
+    """The first images of each class, and the reconstruction closest to each (as in the paper's
+    caption), one row per job."""
     data = jobs[0].recipe.data(sources)
     if data.pixel_space is None:
         raise OptionError(
@@ -178,7 +178,8 @@ def pictures(
 
 
 def _first_of_each(data: Dataset, count: int) -> list[int]:
-    """So many of each of ten classes, or as many in all where there are fewer classes."""
+    """The first `count` images of each class. With fewer than ten classes there are more per class,
+    so that there are about 10·count in all."""
     labels, classes = data.targets.argmax(1), data.targets.shape[1]
     most = max(count, -(-10 * count // classes))
     return [int(k) for label in range(classes) for k in (labels == label).nonzero()[:most, 0]]

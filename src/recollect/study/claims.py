@@ -1,8 +1,8 @@
-"""The claims of the paper's Results and appendix, each with the measurement that tests it, from the
-table alone.
+"""Tests of the claims in the paper's Results and appendix, computed from the table of runs alone.
 
-A claim is a sentence of the paper, a rule, and what the rule makes of the figures: confirmed,
-qualified (in part, or for some settings), not confirmed, or not measured.
+A claim consists of a statement of the paper, a rule that tests it, and a function that applies the
+rule. The verdict is one of: confirmed, qualified (true in part or for some settings), not
+confirmed, not measured.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from recollect.study.table import Row, scored
 
 CONFIRMED, QUALIFIED, REFUTED, OPEN = "confirmed", "qualified", "not confirmed", "not measured"
 _CLOSE_RATIO = 1.25
-"""Two means of ρ are alike if they differ by less than this ratio, or by one standard deviation of
-the runs."""
+"""Two means of ρ count as alike if they differ by at most this ratio, or by at most one standard
+deviation of the runs."""
 _GUESSING = 0.9
-"""Of what guessing in the span scores: a mean above that is no better."""
+"""A mean ρ above this fraction of the ρ of guessing in the span is no better than guessing."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Judgement:
 class Claim:
     where: str
     sentence: str
-    """In the words of this project; the paper's are in the place named."""
+    """The claim in this project's words; `where` says where the paper states it."""
     rule: str
     test: Callable[[Sequence[Row]], Judgement]
 
@@ -69,7 +69,7 @@ def markdown(found: Sequence[tuple[Claim, Judgement]], runs: int, sources: Seque
     return "\n".join(lines) + "\n"
 
 
-# What the tests are made of.
+# Helper functions of the tests.
 
 
 def _where(table: Sequence[Row], **values: Any) -> list[Row]:
@@ -114,8 +114,8 @@ def _pairs(
 def _telling(
     pairs: dict[int, tuple[_Mean, _Mean]], rows: Sequence[Row]
 ) -> dict[int, tuple[_Mean, _Mean]]:
-    """Those in which one at least does better than guessing: that two fail alike says nothing of
-    either."""
+    """The pairs in which at least one mean is better than guessing: two methods that both fail
+    cannot be compared."""
     chance = _by_width(rows, "chance_span")
     return {
         width: (a, b)
@@ -132,7 +132,10 @@ def _told(pairs: dict[int, tuple[_Mean, _Mean]]) -> str:
 
 
 def _share(good: int, of: int, *, figures: str, whole: bool = True) -> Judgement:
-    """Where half of a claim was not measured (not `whole`), the other half does not confirm it."""
+    """The verdict for a rule that holds in `good` out of `of` cases.
+
+    `whole` is False if part of the claim was not measured: the rest alone does not confirm it.
+    """
     if not of:
         return Judgement("–", OPEN)
     return Judgement(
@@ -141,8 +144,7 @@ def _share(good: int, of: int, *, figures: str, whole: bool = True) -> Judgement
 
 
 def _crossing(means: dict[int, _Mean], level: float) -> float | None:
-    """The width at which ρ falls below the level, between two widths by interpolation of
-    logarithms."""
+    """The width at which ρ falls below the level, by logarithmic interpolation between widths."""
     widths = list(means)
     for left, right in itertools.pairwise(widths):
         a, b = means[left].value, means[right].value
@@ -153,7 +155,7 @@ def _crossing(means: dict[int, _Mean], level: float) -> float | None:
 
 
 def _synthetic(table: Sequence[Row], **values: Any) -> list[Row]:
-    """The paper's synthetic data, and none of other sizes."""
+    """The runs on synthetic data of exactly the paper's sizes."""
     return _where(table, dataset="synthetic", victim="mlp", n=100, dim=60, rank=30, **values)
 
 
@@ -198,7 +200,7 @@ def _half_the_width(table: Sequence[Row]) -> Judgement:
             else:
                 ahead = ahead or sub is not None
                 told.append(f"{words}: {_or_never(sub)} against {_or_never(full)}")
-    if not ratios:  # where full space gets nowhere there is a bound at best
+    if not ratios:  # if full space reaches no level, there is at best a bound on the ratio
         return Judgement("; ".join(told), QUALIFIED if ahead else REFUTED)
     good = sum(1.5 <= ratio <= 3 for ratio in ratios)
     return _share(good, len(ratios), figures="; ".join(told))
@@ -350,7 +352,7 @@ def _thousand(table: Sequence[Row]) -> Judgement:
                 closest = statistics.fmean(row["rho_closest"] for row in here)
                 told.append(f"{name}, {parameters}: {closest:.3g}")
                 best = min(best, closest) if name == "Alg. 2" else best
-            elif name == "Alg. 2":  # the paper does not say which of the two it shows
+            elif name == "Alg. 2":  # the paper does not say whether it shows last or all
                 told.append(f"{name}, {parameters}: not measured")
                 missing = True
     known = [row["chance_other_points"] for row in rows if row["chance_other_points"] is not None]

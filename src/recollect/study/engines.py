@@ -1,8 +1,8 @@
-"""Where tasks are carried out. An engine takes tasks and says of each how it ended; it decides
-nothing else.
+"""Engines, which carry out the tasks of a sweep.
 
-`LocalEngine`: processes of this machine, each with its own share of the cores, and a GPU each where
-there are some. `RayEngine` (`ray_engine.py`): workers of a Ray cluster.
+An engine accepts tasks and reports how each one ended; it decides nothing else. `LocalEngine` uses
+processes on this machine, each with its own share of the cores and one GPU if there are GPUs.
+`RayEngine` (`ray_engine.py`) uses the workers of a Ray cluster.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from recollect.study.perform import Task, perform
 
 @dataclass(frozen=True)
 class Ended:
-    """A task that is over: `error` None if it succeeded; `lost` if its worker died and it may not
-    be to blame."""
+    """A task that has ended. `error` is None if it succeeded. `lost` means that its worker died,
+    which may not be the task's fault."""
 
     task: Task
     error: str | None = None
@@ -50,12 +50,12 @@ class Engine(Protocol):
         """Whether no task at all can be placed now."""
 
     def room(self, task: Task) -> bool:
-        """Whether there is memory for this one."""
+        """Whether there is enough free memory for this task."""
 
     def submit(self, task: Task) -> None: ...
 
     def wait(self, seconds: float) -> list[Ended]:
-        """Tasks that ended, at least one unless the time is over."""
+        """The tasks that have ended: at least one, unless the time runs out first."""
 
 
 @dataclass
@@ -66,11 +66,11 @@ class _Worker:
 
 
 class LocalEngine:
-    """Processes that live as long as the engine; one that dies is replaced.
+    """Worker processes that live as long as the engine; a worker that dies is replaced.
 
-    Each computes with so many threads and no more, one by default: jobs are many and small, results
-    do not depend on the number of cores, and workers do not fight for them. A task waits while the
-    estimates of those under way leave no memory for it.
+    Each worker uses a fixed number of threads, one by default: there are many small jobs, results
+    do not depend on the number of cores, and workers do not compete for cores. A task waits while
+    the memory estimates of the running tasks leave no room for it.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class LocalEngine:
 
     def room(self, task: Task) -> bool:
         busy = [worker.task for worker in self._workers if worker.task]
-        # A task that is larger than the machine is tried alone: an estimate is no proof.
+        # A task whose estimate exceeds the memory is tried alone: the estimate may be wrong.
         return not busy or sum(one.bytes for one in [*busy, task]) <= self._memory
 
     def submit(self, task: Task) -> None:
@@ -109,7 +109,7 @@ class LocalEngine:
             worker = self._hired(len(self._workers))
             self._workers.append(worker)
         worker.task = task
-        with contextlib.suppress(OSError):  # it has died meanwhile: `wait` will say so
+        with contextlib.suppress(OSError):  # the worker has died; `wait` will report it
             worker.pipe.send(task)
 
     def wait(self, seconds: float) -> list[Ended]:
@@ -132,7 +132,7 @@ class LocalEngine:
         return ended
 
     def _hired(self, place: int) -> _Worker:
-        # Not forked: a copy of a process with threads and CUDA in it is not to be trusted.
+        # Spawn, not fork: it is unsafe to fork a process that uses threads and CUDA.
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         gpu = self._gpus[place % len(self._gpus)] if self._gpus else None
@@ -145,9 +145,11 @@ class LocalEngine:
 
 
 def work(pipe: Connection, threads: int, gpu: str | None, parent: int) -> None:
-    """The life of a local worker: take a task, say how it ended; end with the parent, however that
-    ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """Main loop of a local worker: receive a task, carry it out, and send back the error or None.
+
+    The worker ends when its parent process ends, for whatever reason.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     _end_with(parent)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
@@ -160,19 +162,19 @@ def work(pipe: Connection, threads: int, gpu: str | None, parent: int) -> None:
 
 
 def attempt(task: Task, threads: int) -> str | None:
-    """What went wrong, if anything did."""
+    """Carry out a task; returns the error message, or None if the task succeeded."""
     import torch
 
     torch.set_num_threads(threads)
     try:
         perform(task)
-    except Exception as error:  # whatever it is, it is this task's alone
+    except Exception as error:  # any error concerns this task only
         return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
     return None
 
 
 def _end_with(parent: int) -> None:
-    """A worker whose parent was killed must not go on computing for nobody."""
+    """End this process with its parent, so that no worker of a killed sweep goes on computing."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
 

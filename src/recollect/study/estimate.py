@@ -1,8 +1,8 @@
-"""What a job will take: seconds and bytes, from sizes alone, before anything is trained.
+"""Estimates of the seconds and bytes of a job, from sizes alone, before anything is trained.
 
-The cost of an attack is that of `attacks/cost.py`, for the sizes that the victim will have. Times
-are correct within a factor of about three; they order the work and say whether a plan takes minutes
-or days.
+The cost of an attack comes from `attacks/cost.py`, for the sizes that the victim will have. Times
+are correct within a factor of about three. They show the progress of a sweep, and whether a plan
+takes minutes or days.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recollect.system.device import Machine
 
 _TRAINING_STEPS = 2_000
 _JOB_SECONDS = 0.05
-"""Seconds that any job takes: reading the victim, scoring."""
+"""Seconds that every job takes to read the victim and to score the result."""
 _MIN_STEP_SECONDS = {"cpu": 4e-4, "cuda": 2.5e-4}
 _WORKER_BYTES = 6e8
 """Memory of a worker that has imported torch."""
@@ -29,7 +29,7 @@ _WORKER_BYTES = 6e8
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a task will take."""
+    """Estimated time and memory of a task."""
 
     seconds: float
     bytes: float
@@ -38,7 +38,7 @@ class Estimate:
 def training_cost(
     job: Job, dimensions: Mapping[str, tuple[int, int]], machine: Machine
 ) -> Estimate:
-    """What training the victim of a job will take."""
+    """The estimated cost of training the victim of a job."""
     recipe = job.recipe
     d, c = dimensions[dataset_key(job)]
     parameters = _parameters(job, d, c)
@@ -59,8 +59,10 @@ def training_cost(
 
 
 def attack_cost(job: Job, dimensions: Mapping[str, tuple[int, int]], machine: Machine) -> Estimate:
-    """What the attack of a job will take; of an attack that is not built in only what every job
-    takes."""
+    """The estimated cost of the attack of a job.
+
+    For an attack that is not built in, only the fixed cost of every job is counted.
+    """
     d, c = dimensions[dataset_key(job)]
     held = _WORKER_BYTES + 2.0 * _parameters(job, d, c) * (
         8 if job.recipe.dtype == "float64" else 4
@@ -98,7 +100,7 @@ def _sizes(job: Job, attack: Search, d: int, c: int) -> Sizes:
 
 
 def _coordinates(job: Job, d: int) -> int:
-    """r, as far as it is known beforehand."""
+    """The number of coordinates r, as far as it is known before training."""
     recipe, study = job.recipe, job.study
     if study.method == "full":
         return d
@@ -114,8 +116,10 @@ def dataset_key(job: Job) -> str:
 
 
 def dimensions(jobs: tuple[Job, ...], sources: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """d and c of every data set of the jobs; a data set that cannot be had fails here, before
-    anything is run."""
+    """The input and output dimensions (d, c) of each data set of the jobs.
+
+    A data set that cannot be read raises an error here, before anything is run.
+    """
     found: dict[str, tuple[int, int]] = {}
     for job in jobs:
         if dataset_key(job) not in found:

@@ -1,8 +1,9 @@
-"""The paper's figures, each from a table alone: ρ against size, with mean and standard deviation
-over seeds.
+"""The paper's figures, each drawn from a table alone: mean and standard deviation of ρ over seeds,
+against size.
 
-As in the paper, the size is the number of last-layer parameters p^(L) = c·p. Beside its three
-methods stands `auto`, and a line for what guessing within the span of the data would score.
+As in the paper, the size is the number of last-layer parameters p^(L) = c·p. In addition to the
+paper's three methods, the figures show `auto` and the score of guessing within the span of the
+data.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from recollect.study.table import Row, scored
 
 @dataclass(frozen=True)
 class Line:
-    """One of the methods that are compared."""
+    """The line of one of the compared methods."""
 
     label: str
     where: Mapping[str, str]
@@ -39,8 +40,8 @@ LINES = (
     Line("True subspace", {"method": "true", "solver": "gd"}, "#009E73", "^"),
     Line("auto", {"method": "subspace", "solver": "auto"}, "#000000", "D"),
 )
-"""Colours of Okabe and Ito, told apart by people who see few colours; marks for print without
-any."""
+"""The colours are those of Okabe and Ito, which colour-blind readers can tell apart. The marks are
+for print in black and white."""
 
 MEASURES = {"rho": "ρ", "rho_up_to_sign": "ρ up to sign"}
 _CHANCE = {"rho": "chance_span", "rho_up_to_sign": "chance_span_up_to_sign"}
@@ -59,10 +60,10 @@ class Panel:
     title: str
     where: Mapping[str, Any]
     scale: str = "log"
-    """`linear` is how the paper draws ρ, `log` shows what is small."""
+    """`linear` is the paper's scale for ρ; `log` shows small values."""
 
     def rows(self, table: Sequence[Row]) -> list[Row]:
-        """Its runs; those of two studies must not become one mean."""
+        """The runs of this panel. Runs of different studies must not be averaged."""
         rows = [
             row for row in table if all(row[name] == value for name, value in self.where.items())
         ]
@@ -79,7 +80,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Point:
-    """The runs of one method at one size."""
+    """Mean and standard deviation over the runs of one method at one size."""
 
     x: int
     mean: float
@@ -106,7 +107,7 @@ def line_of(rows: Sequence[Row], line: Line, measure: str) -> list[Point]:
 def quality(
     table: Sequence[Row], panels: Sequence[Panel], *, columns: int, measure: str = "rho"
 ) -> dict[str, bytes]:
-    """Reconstruction error against size, a panel each; `.png` and `.svg`."""
+    """Plots of reconstruction error against size, as `.png` and `.svg` files."""
     rows, table = -(-len(panels) // columns), scored(table)
     with rc_context(STYLE):
         figure = Figure(figsize=(1.0 + 3.9 * columns, 1.1 + 2.9 * rows), layout="constrained")
@@ -150,7 +151,7 @@ def _panel(axes: Axes, rows: Sequence[Row], panel: Panel, measure: str) -> dict[
                 x, mean, f"{line.mark}-", color=line.colour, markersize=4.5, linewidth=1.3
             )
             low = mean - deviation
-            if panel.scale == "log":  # where what reaches zero has no place
+            if panel.scale == "log":  # a logarithmic axis cannot show values of zero or less
                 low = np.maximum(low, mean / 10)
             axes.fill_between(x, low, mean + deviation, color=line.colour, alpha=0.15, linewidth=0)
     chance = statistics.fmean(row[_CHANCE[measure]] for row in rows)
@@ -179,8 +180,10 @@ def _short(size: int) -> str:
 def spectral_decay(
     spectra: Mapping[int, Sequence[float]], rank: int, width: int
 ) -> dict[str, bytes]:
-    """Figure 2, left: the singular values of ΔW₁, a line a training seed; the data span `rank`
-    dimensions."""
+    """Figure 2, left: the singular values of ΔW₁, one line per training seed.
+
+    `rank` is the dimension of the span of the data.
+    """
     with rc_context(STYLE):
         figure = Figure(figsize=(5.4, 3.6), layout="constrained")
         axes = figure.subplots()
@@ -216,7 +219,7 @@ def spectral_decay(
 
 @dataclass(frozen=True)
 class Strip:
-    """A row of pictures: what a method found of some images at one width."""
+    """One row of pictures: what a method reconstructed of some images at one width."""
 
     label: str
     images: np.ndarray
@@ -224,7 +227,7 @@ class Strip:
 
 
 def gallery(truth: np.ndarray, strips: Sequence[Strip]) -> dict[str, bytes]:
-    """Training images in the first row, below them what was found of each, a row a width."""
+    """The training images in the first row; below, what was found of each, one row per strip."""
     rows = [Strip("training\nimages", truth), *strips]
     count = len(truth)
     with rc_context(STYLE):
@@ -250,7 +253,7 @@ def rendered(figure: Figure) -> dict[str, bytes]:
     files = {}
     for kind in ("png", "svg"):
         stream = io.BytesIO()
-        # No date: the same table gives the same bytes.
+        # The date is left out, so that the same table gives the same bytes.
         figure.savefig(
             stream, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
         )

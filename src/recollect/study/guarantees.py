@@ -1,7 +1,6 @@
-"""Are the bounds honest? What the lemma and the theorem promise beside what is measured, on random
-features of tanh.
+"""The bounds of the lemma and the theorem compared with measurements, for tanh random features.
 
-deviation   sup |k_p − k_∞| over draws of the features, and the lemma's ε for the same p and δ
+deviation   sup |k_p − k_∞| for several draws of the features, and the lemma's ε for this p and δ
 failure     how often the supremum exceeds ε, and the lemma's δ
 width       the smallest p at which an attack recovers all points, and the theorem's p
 """
@@ -41,7 +40,7 @@ Row = dict[str, Any]
 DELTA = 0.05
 NAME = "tanh"
 _CLOSE = 0.1
-"""A point is recovered within this share of its norm."""
+"""A point counts as recovered if its error is below this fraction of its norm."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Sizes:
         (10, 3),
         (10, 5),
     )
-    """(d, r): the dimension and that of the subspace the data lie in."""
+    """(d, r): the dimension of the inputs, and of the subspace that contains the data."""
     seeds: int = 3
     iterations: int = 2000
 
@@ -112,7 +111,7 @@ def _deviations(sizes: Sizes) -> Iterator[list[Row]]:
 
 
 def _failures(sizes: Sizes) -> Iterator[list[Row]]:
-    """A thousand draws each; δ for every ε is then read off their order."""
+    """Deviations of many draws of the features; sorted, they give the failure rate at every ε."""
     p = sizes.failure_width
     for d in (2, 3):
         found: list[float] = []
@@ -135,7 +134,7 @@ def _widths(sizes: Sizes) -> Iterator[list[Row]]:
 
 
 def _least_width(sizes: Sizes, d: int, r: int, solver: str, seed: int) -> Row:
-    """The first p of a series at which all points come back, and what the theorem asks for."""
+    """The first p of a geometric series that recovers all points, and the theorem's p."""
     row: Row = {
         "part": "width",
         "d": d,
@@ -145,12 +144,12 @@ def _least_width(sizes: Sizes, d: int, r: int, solver: str, seed: int) -> Row:
         "n": sizes.n,
         "measured": None,
     }
-    p = max(4, sizes.n * r // 2)  # n·r unknowns: fewer features would not do
+    p = max(4, sizes.n * r // 2)  # half of the n·r unknowns; fewer features would not suffice
     while p <= 100 * sizes.n * r:
         try:
             done, X, U = _victim(sizes.n, d, r, p, seed)
             found = _attack(done, U, solver, sizes, d, seed)
-        except RecollectError:  # so few features cannot interpolate, or determine nothing
+        except RecollectError:  # too few features to interpolate, or to determine anything
             p = math.ceil(1.3 * p)
             continue
         if bool((signed_distances(X, found.inputs).min(1).values < _CLOSE * math.sqrt(d)).all()):
@@ -160,12 +159,12 @@ def _least_width(sizes: Sizes, d: int, r: int, solver: str, seed: int) -> Row:
 
 
 def _promised(X: Float[Tensor, "n d"], r: int) -> Row:
-    """What the theorem asks for at α = K_∞⁻¹y and α̂ = α, the limit of wide networks."""
+    """The theorem's p at α = K_∞⁻¹y and α̂ = α, which is the limit of wide networks."""
     d = X.shape[1]
     K = torch.from_numpy(Zonal(NAME)((X @ X.T / d).numpy()))
     form = ClosedForm(torch.linalg.solve(K, _labels(len(X))), float(torch.pdist(X).min()))
     facts: Row = {"alpha": form.l1, "c": form.c, "separation": form.separation}
-    if r in (2, 3):  # where C is worked out
+    if r in (2, 3):  # the dimensions for which C can be computed
         log_constant = log_C(
             NAME, r, subspace_separation(form.separation, d, r), form.c / (8 * form.l1)
         )
@@ -182,11 +181,11 @@ def _labels(n: int) -> Float[Tensor, "n 1"]:
 def _victim(
     n: int, d: int, r: int, p: int, seed: int
 ) -> tuple[Training, Float[Tensor, "n d"], Float[Tensor, "d r"]]:
-    """Random features of N(0, 1/d) and biases of N(0, 1); n points evenly apart as far as chance
-    allows, labels ±1.
+    """A random features model with V from N(0, 1/d) and b from N(0, 1), trained on labels ±1.
 
-    The points have a stream of their own: (d, r) and (r, r) have the same ones, but for a rotation
-    and the radius.
+    Of 50 random sets of n points, the one with the largest minimum distance is used. The points
+    have their own random stream: (d, r) and (r, r) use the same points up to a rotation and the
+    radius.
     """
     of_points, of_space = stream("guarantee points", seed), stream("guarantee subspace", seed)
     U = torch.linalg.qr(torch.randn(d, r, generator=of_space, dtype=torch.float64))[0]
@@ -221,9 +220,9 @@ def _attack(
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", RecollectWarning
-        )  # that too few features determine nothing is the point here
+        )  # widths with fewer equations than unknowns are tried on purpose
         found = reconstruct(done.victim, sizes.n, attack, seed=seed, device="cpu")
-    if found.status is Status.INTERRUPTED:  # of this one run; the others shall not follow
+    if found.status is Status.INTERRUPTED:  # Ctrl-C ended this run; end the others too
         raise KeyboardInterrupt
     return found
 

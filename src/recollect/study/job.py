@@ -1,8 +1,7 @@
 """One run of a study: a victim (`Recipe`), an attack on it, and the seed of the attack.
 
-A job is named by a hash of what it is. Values that are the default are left out of the hash, so
-that an option added later, with the old behaviour as its default, does not rename the jobs of
-before.
+The name of a job is a hash of its options. Options at their default are left out of the hash, so
+that an option added later, with the old behaviour as its default, does not rename existing jobs.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ from recollect.truth.recipe import Recipe
 from recollect.victim.victim import select
 
 _FORMAT = 1
-"""Raised when the same job no longer means the same run."""
+"""Version of the hash, to be increased when the same options no longer mean the same run."""
 _SPACE_OPTIONS = ("space", "rank", "basis")
-"""In a study `method` and `subspace_rank` stand for these: they may refer to what is known about
-the data."""
+"""In a study, `method` and `subspace_rank` replace these options, because a study may use what is
+known about the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """The options that a study has beside those of the victim and of the attack."""
+    """The options of a study, in addition to those of the victim and of the attack."""
 
     method: str = option(
         "subspace",
@@ -81,7 +80,7 @@ class StudyOptions:
 
 @cache
 def study_schema() -> dict[str, Option]:
-    """Every option of a job by its column: the victim's, the study's, the attacks'."""
+    """Every option of a job, by column: those of the victim, the study and the attacks."""
     attacks = {k: one for k, one in attack_options().items() if k not in _SPACE_OPTIONS}
     # `solver = "auto"` is another name for the exact attack.
     attacks["solver"] = replace(attacks["solver"], nullable=True, default=AUTO)
@@ -93,8 +92,8 @@ def study_schema() -> dict[str, Option]:
 class Job:
     """A victim, an attack and a seed.
 
-    `given` holds options of the attack by column: of a built-in one those that are not the default,
-    of one that is the user's code all that the plan gives.
+    `given` holds options of the attack by column. For a built-in attack these are the options that
+    differ from the default; for the user's own attack, all options that the plan gives.
     """
 
     recipe: Recipe
@@ -113,7 +112,7 @@ class Job:
 
     @property
     def built_in(self) -> bool:
-        """Whether the attack is one of the package, and not the user's code."""
+        """Whether the attack belongs to this package and is not the user's code."""
         return self.study.attack in (None, *ATTACKS)
 
     @property
@@ -126,8 +125,10 @@ class Job:
 
     @cached_property
     def name(self) -> str:
-        """What has no effect on the result is left out: whether it is kept, a rank where there is
-        no Û."""
+        """The hash of the options that affect the result.
+
+        Hence `keep_points` is left out, and `subspace_rank` where no Û is computed.
+        """
         options = _changed(self.study, StudyOptions)
         options.pop("keep_points", None)
         if self.study.method != "subspace":
@@ -139,10 +140,10 @@ class Job:
         return _digest(_changed(self.recipe, Recipe))
 
     def columns(self) -> dict[str, Any]:
-        """The job as columns of a table; from them `of` makes it again.
+        """The job as columns of a table, from which `of` rebuilds the job.
 
-        Columns of the built-in attacks are empty for an attack that is the user's code: its options
-        may share names with theirs and mean something else.
+        For the user's own attack, the columns of the built-in attacks are empty: its options may
+        have the same names and mean something else.
         """
         recipe, study, given = words(self.recipe), words(self.study), dict(self.given)
         found = default_columns()
@@ -169,9 +170,10 @@ class Job:
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> Job:
-        """From named values, each of the type of its option; names that are no option are refused.
+        """A job from values by name. An unknown name or a value of the wrong type is an error.
 
-        The code of an attack that is not built in is not run here, and its options are not checked.
+        The code of an attack that is not built in is not run here; its options may be any plain
+        values.
         """
         values = {name: value for name, value in columns.items() if value is not None}
         more = values.pop("attack_options", None)
@@ -215,8 +217,11 @@ class Job:
         )
 
     def attack(self, basis: Float[Tensor, "d r"]) -> Attack:
-        """The attack. Of the data it gets the basis where the method is `true`, and the rank where
-        that is known."""
+        """The attack of this job.
+
+        It learns the true basis only if the method is `true`, and the true rank only if
+        `subspace_rank` is `known`.
+        """
         method, rank = self.study.method, self.study.subspace_rank
         if method == "true":
             return self.attack_in(Basis(U=basis))
@@ -227,7 +232,7 @@ class Job:
         return self.attack_in(Subspace(rank=basis.shape[1] if rank == "known" else int(rank)))
 
     def attack_in(self, space: FullSpace | Subspace | Basis) -> Attack:
-        """The attack in this space; the code of one that is not built in is run."""
+        """The attack in this space. This runs the code of an attack that is not built in."""
         known = study_schema()
         given = {known[column].name if column in known else column: v for column, v in self.given}
         if self.study.attack is not None:
@@ -242,8 +247,10 @@ def _recipe_columns() -> frozenset[str]:
 
 
 def _settle_attack(study: dict[str, Any], given: dict[str, Any], solver: Any) -> None:
-    """One way to write each built-in attack: by its solver, `auto` for the exact one. Others'
-    options are refused."""
+    """Describe a built-in attack by its solver alone, where `auto` stands for the exact attack.
+
+    Options that belong to another attack are an error.
+    """
     name = study.pop("attack", None)
     if name == "exact" and solver not in (None, AUTO):
         raise OptionError(
@@ -268,8 +275,8 @@ def _settle_attack(study: dict[str, Any], given: dict[str, Any], solver: Any) ->
 
 
 def _check_plain(given: Mapping[str, Any]) -> None:
-    """Options of the user's own attack are text, numbers and truth values, so that a job can be
-    hashed and written."""
+    """Check that the options of the user's own attack are text, numbers or truth values, so that a
+    job can be hashed and written."""
     for name, value in given.items():
         fine = isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
         if not fine:
@@ -280,7 +287,7 @@ def _check_plain(given: Mapping[str, Any]) -> None:
 
 
 def _plain(option: Option, value: Any) -> Any:
-    """Back from the value to the word, so that jobs hold plain values."""
+    """Convert a member of an enum back to its word, so that jobs hold plain values."""
     return value.value if option.rule.enum is not None and value is not None else value
 
 
@@ -297,7 +304,7 @@ def _decoded(text: Any) -> Mapping[str, Any]:
 
 
 def _changed(options: Any, cls: type) -> dict[str, Any]:
-    """The options that are not the default, by field, in words; required ones always."""
+    """The options that differ from their default, and all required ones, as plain values."""
     values = words(options)
     known = {one.name: one for one in schema(cls).values()}
     return {
@@ -313,18 +320,18 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def default_columns() -> dict[str, Any]:
-    """The columns of a job that says nothing; None also for what must be given."""
+    """The columns of a job with default options. Required options are None."""
     found = {column: _cell(one, one.default) for column, one in study_schema().items()}
     return {**found, "attack_options": None}
 
 
 def _cell(option: Option, word: Any) -> Any:
-    """A word as it stands in a table: `auto` is nothing where it is not one of several words."""
+    """The cell of a plain value. `auto` becomes None unless it is one of the option's words."""
     return None if word == AUTO and not option.allowed else word
 
 
 def column_kinds() -> dict[str, type]:
-    """The columns of a job, and what each holds; text where it may be text or a number."""
+    """The columns of a job with their types. A column that may hold words or numbers is text."""
     kinds = {
         column: str if one.allowed or one.kind not in (int, float, bool) else one.kind
         for column, one in study_schema().items()

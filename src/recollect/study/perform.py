@@ -1,4 +1,4 @@
-"""Carrying out a task: a victim is trained, or a job is run on it. Results go to the store."""
+"""Carry out a task: train a victim, or run a job on it. Results go to the store."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from recollect.victim.victim import Victim
 
 @dataclass(frozen=True)
 class Task:
-    """What is given to a worker at once: to train the victim of a job, or to run the job."""
+    """The unit of work for a worker: to train the victim of a job, or to run the job."""
 
     job: Job
     trains: bool
     folder: Path
-    """Of the store. Every worker must see it."""
+    """The folder of the store. Every worker must have access to it."""
     device: str
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Where data sets lie that the plan knows by name."""
+    """The paths of data sets that the plan refers to by name."""
     bytes: float = 0.0
     seconds: float = 0.0
-    """Estimates."""
+    """`bytes` and `seconds` are estimates."""
 
     def __str__(self) -> str:
         job, recipe = self.job, self.job.recipe
@@ -54,10 +54,10 @@ class Task:
 
 
 def perform(task: Task) -> None:
-    """Carry out a task. The victim is trained if it is not there."""
+    """Carry out a task. The victim is trained if the store does not have it."""
     store, device, job = Store(task.folder), choose_device(task.device), task.job
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecollectWarning)  # the notes of each result say the same
+        warnings.simplefilter("ignore", RecollectWarning)  # the notes of the result repeat them
         if not store.has_victim(job):
             make(job.recipe, device=device, out=store.victim(job), sources=task.sources)
         if not task.trains:
@@ -66,7 +66,7 @@ def perform(task: Task) -> None:
 
 @dataclass(frozen=True)
 class _Trained:
-    """A victim of the store, with what is known about it."""
+    """A trained victim from the store, with its training record and the true data."""
 
     victim: Victim
     facts: dict[str, Any]
@@ -83,7 +83,7 @@ class _Trained:
 
 
 def _read(store: Store, job: Job) -> _Trained:
-    """The victim of a job. One that is damaged is dropped: the next try trains it again."""
+    """The victim of a job. A damaged victim is deleted, so that the next try trains it again."""
     try:
         return _Trained.read(store.victim(job))
     except (FileError, KeyError):

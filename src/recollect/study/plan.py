@@ -12,9 +12,9 @@
 
 The keys are the columns of a job (`study_schema`): the options of the victim, of the study and of
 the built-in attacks. Three of them differ from the flags of the command line: `training_seed` is
-the victim's seed, `attack_tolerance` and `attack_dtype` are options of the attack. A grid is the
-product of its lists. `attack = "package.module:Class"` names an attack of the user's own, whose
-code is run; every further key is then one of its options.
+the victim's seed, and `attack_tolerance` and `attack_dtype` are options of the attack. A grid is
+the product of its lists. `attack = "package.module:Class"` names the user's own attack, whose code
+is run; every key that is not an option of the victim or of the study is then one of its options.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from recollect.study.job import Job, study_schema
 _MOST = 20_000
 _LARGEST = 2**18
 _LONGEST = 2000
-"""Bytes of a plan and characters of a line: what a key of n parts takes, a.a.a and so on, grows
-with n²."""
+"""Limits on the characters of a plan and of one line: the time to parse a dotted key of n parts
+(a.a.a and so on) grows with n²."""
 
 
 def read_plan(path: Path) -> tuple[Job, ...]:
-    """The jobs of a plan, each once: victim by victim, and within one in the order of the file."""
+    """The jobs of a plan without duplicates, grouped by victim, otherwise in the file's order."""
     try:
         text = path.read_text(encoding="utf-8")
         if len(text) > _LARGEST or max(map(len, text.splitlines()), default=0) > _LONGEST:
@@ -53,7 +53,7 @@ def read_plan(path: Path) -> tuple[Job, ...]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # not TOML, not text, numbers of thousands of digits
+    ) as error:  # not TOML, not UTF-8 text, or a number of thousands of digits
         raise FileError(
             f"expected TOML in {path}, got: {' '.join(str(error).split())}; correct the file"
         ) from None
@@ -78,13 +78,13 @@ def expand(content: Mapping[str, Any], where: str = "the plan") -> tuple[Job, ..
             raise FileError(
                 f"expected at most {_MOST} jobs in {where}, got {total} or more; split the plan"
             )
-        # In the order of the options: the victim's first, the seed of the attack last.
+        # Keys are sorted in the order of the schema, in which the victim's options come first.
         columns = list(study_schema())
         names = sorted(lists, key=lambda name: columns.index(name) if name in columns else -1)
         for values in itertools.product(*(lists[name] for name in names)):
             try:
                 job = Job.of(dict(zip(names, values, strict=True)))
-                if not job.built_in:  # the user's own: it must be there before anything is run
+                if not job.built_in:  # the user's attack must load before anything is run
                     job.attack_in(FullSpace())
             except OptionError as error:
                 raise OptionError(f"{where}: {error}") from None

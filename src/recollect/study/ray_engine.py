@@ -1,8 +1,8 @@
-"""Tasks on the workers of a Ray cluster: one that is there already, by its address, or one that is
-started here.
+"""Run tasks on the workers of a Ray cluster: an existing cluster, given by its address, or one that
+is started here.
 
 Ray places a task where its CPUs, GPUs and estimated memory are free, and waits while they are not.
-A task whose worker or node goes is handed back as lost. The folder of the sweep must be visible to
+A task whose worker or node fails is returned as lost. The folder of the sweep must be visible to
 every node under the same path.
 """
 
@@ -51,15 +51,15 @@ class RayEngine:
         ray = self._ray
         os.environ.setdefault(
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-        )  # as its next version does; it warns otherwise
+        )  # the behaviour of Ray's next version; without it, Ray warns
         quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
-        polite = signal.getsignal(signal.SIGTERM)  # which Ray takes for itself
+        polite = signal.getsignal(signal.SIGTERM)  # Ray replaces this handler
         try:
             if self._address is None:
                 ray.init(address="local", num_cpus=self._workers, include_dashboard=False, **quiet)
             else:
                 ray.init(address=self._address, **quiet)
-        except Exception as error:  # Ray has no one kind of error for a cluster that is not there
+        except Exception as error:  # Ray has no common error class for a missing cluster
             what = " ".join(str(error).split())[:200]
             where = self._address or "this machine"
             raise RunError(
@@ -97,15 +97,16 @@ class RayEngine:
 
     @property
     def full(self) -> bool:
-        # A few more than can run now: Ray has the next one at hand, and nodes may join.
+        # Accept more tasks than can run now: Ray has the next one at hand, and nodes may join.
         slots = self._ray.cluster_resources().get("CPU", 1.0) / max(self._needs["num_cpus"], 0.01)
         return len(self._running) >= 2 * float(slots)
 
     def room(self, task: Task) -> bool:
-        return True  # Ray sees to that
+        return True  # Ray waits until there is enough memory
 
     def submit(self, task: Task) -> None:
-        # One that is larger than every node would wait for ever; an estimate is no proof.
+        # A task that asks for more memory than any node has would wait forever. The request is
+        # limited to the largest node, because the estimate may be wrong.
         most = max((node.get("memory", task.bytes) for node in self._nodes()), default=task.bytes)
         options = {**self._needs, "memory": int(min(task.bytes, most)), "max_retries": 0}
         self._running[

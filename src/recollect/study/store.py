@@ -1,12 +1,12 @@
-"""What a sweep keeps, in one folder:
+"""The files of a sweep, in one folder:
 
-`victims/NAME/`       a training run's files, while jobs still need them
-`results/NAME.json`   the job, what came of it, how long it took
-`points/NAME.safetensors`   the inputs found, where the plan asks for them
+`victims/NAME/`       the files of a training run, while jobs still need them
+`results/NAME.json`   the job, its results and how long it took
+`points/NAME.safetensors`   the inputs found, if the plan asks for them
 `failures/NAME.json`  the last error of a job that did not succeed
 
-Every file is written whole or not at all and says what it belongs to, so that a sweep may be killed
-at any moment and two may share a folder: at worst something is computed twice.
+Every file is written completely or not at all, and says what it belongs to. A sweep may therefore
+be killed at any moment, and two sweeps may share a folder: at worst, something is computed twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Store:
         return self.folder / "victims" / job.victim_name
 
     def has_victim(self, job: Job) -> bool:
-        """`train.json` is written last."""
+        """Whether the victim of this job is complete: its `train.json` is written last."""
         try:
             facts = read_json(self.victim(job) / "train.json")
             return is_of(job.recipe, facts.get("options", facts.get("recipe")))
@@ -56,7 +56,7 @@ class Store:
         with contextlib.suppress(OSError):
             (folder / "train.json").unlink(
                 missing_ok=True
-            )  # first: half a victim must not pass for a whole one
+            )  # first, so that an incomplete victim is not taken for a complete one
             shutil.rmtree(folder)
 
     def has(self, job: Job) -> bool:
@@ -87,8 +87,8 @@ class Store:
         return self.folder / "points" / f"{job.name}.safetensors"
 
     def fail(self, job: Job, error: str) -> None:
-        """For those who look later; the sweep tells it anyway, so that a full disk does not matter
-        here."""
+        """Record the error of a job. If that fails, as on a full disk, the sweep still reports the
+        error."""
         with contextlib.suppress(FileError):
             write_bytes(
                 self._path("failures", job), json_bytes({"job": job.columns(), "error": error})
@@ -99,7 +99,7 @@ class Store:
             self._path("failures", job).unlink(missing_ok=True)
 
     def results(self) -> Iterator[tuple[Job, dict[str, Any], dict[str, float]]]:
-        """Everything that is there, in no order; a file that is not a result is an error."""
+        """All results, in no particular order. A file that is not a result is an error."""
         for path in (self.folder / "results").glob("*.json"):
             job, result, seconds = self._result(path)
             if path.stem != job.name:
@@ -161,7 +161,7 @@ RESULTS: dict[str, type] = {
     "device": str,
     "torch": str,
 }
-"""What is kept of a job, and as what; any of it may be missing (None) but ρ."""
+"""The results that are kept of a job, with their types. All except ρ may be missing (None)."""
 
 
 def check_value(name: str, kind: type, value: Any) -> None:
@@ -179,8 +179,8 @@ def check_value(name: str, kind: type, value: Any) -> None:
 
 
 def is_of(recipe: Recipe, facts: Any) -> bool:
-    """Whether these facts are the recipe's; options they do not know yet count as their
-    defaults."""
+    """Whether the options in a training record are those of the recipe. Options that the record
+    lacks count as their defaults."""
     try:
         return isinstance(facts, dict) and build(Recipe, facts) == recipe
     except (RecollectError, TypeError):

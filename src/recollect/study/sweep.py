@@ -1,5 +1,5 @@
-"""All jobs of a plan: what is done is skipped, each victim is trained once, what fails is tried
-once more."""
+"""Run all jobs of a plan: finished jobs are skipped, each victim is trained once, and a task that
+fails is tried once more."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from recollect.study.store import Store
 from recollect.system.device import Machine
 
 _TRIES, _TRIES_IF_LOST = 2, 4
-"""A job is tried once more. One whose worker died is tried more often: that need not be its
-fault."""
+"""How often a task is tried in all. A task whose worker died is tried more often, because that need
+not be the task's fault."""
 _POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """How far a sweep is."""
+    """The progress of a sweep."""
 
     done: int
     total: int
     failed: int
     seconds: float
-    """Estimated for what is done."""
+    """Estimated seconds of the finished tasks."""
     all_seconds: float
-    """Estimated for everything."""
+    """Estimated seconds of all tasks."""
     elapsed: float
 
     @property
     def left(self) -> float | None:
-        """Seconds left, if it goes on as it did."""
+        """Estimated seconds left, at the rate so far; None if nothing is finished."""
         return self.elapsed * (self.all_seconds / self.seconds - 1) if self.seconds > 0 else None
 
 
 def tasks_of(
     jobs: Sequence[Job], store: Store, machine: Machine, sources: Mapping[str, str]
 ) -> tuple[dict[str, Task], list[Task]]:
-    """Trainings by the name of their victim, and attacks; of jobs that are not done."""
+    """The tasks of unfinished jobs: trainings by the name of their victim, and attacks."""
     # Workers may have another working directory.
     paths = {job.recipe.dataset for job in jobs if Path(job.recipe.dataset).exists()}
     sources = {**{path: str(Path(path).absolute()) for path in paths}, **sources}
@@ -63,16 +63,15 @@ def tasks_of(
 
 @dataclass
 class Sweep:
-    """The state of a sweep: what waits for a victim, what can be placed, what is under way, what is
-    over."""
+    """The state of a sweep: which tasks wait for a victim, are ready, are running, or failed."""
 
     store: Store
     keep_victims: bool = False
     _ready: list[Task] = field(default_factory=list)
     _waiting: dict[str, list[Task]] = field(default_factory=dict)
-    """Attacks by the victim that is not trained yet."""
+    """Attacks whose victim is not trained yet, by the name of the victim."""
     _left: dict[str, int] = field(default_factory=dict)
-    """Attacks on each victim that are not over."""
+    """Number of unfinished attacks on each victim."""
     _tries: dict[tuple[Job, bool, bool], int] = field(default_factory=dict)
     _running: int = 0
     _failures: dict[Job, str] = field(default_factory=dict)
@@ -84,7 +83,7 @@ class Sweep:
         engine: Engine,
         report: Callable[[SweepProgress], None],
     ) -> dict[Job, str]:
-        """Carry everything out; returns what failed, and why."""
+        """Carry out all tasks; returns the jobs that failed, with their errors."""
         attacks = list(attacks)
         for task in attacks:
             victim = task.job.victim_name
@@ -123,13 +122,16 @@ class Sweep:
         self._ready = left
 
     def _over(self, ended: Ended) -> list[Task]:
-        """The tasks that are over with it: none if it is tried again; all that waited for a victim
-        that failed."""
+        """Handle the end of a task; returns the tasks that are finished by it.
+
+        There are none if the task is tried again. If a training has failed for good, all
+        attacks that waited for its victim are finished too.
+        """
         task, error, victim = ended.task, ended.error, ended.task.job.victim_name
         if error is None and not task.trains and not self.store.has(task.job):
             error = "no result was written"
         if error is None:
-            if task.trains:  # its attacks come next, while it may still be in the disk's cache
+            if task.trains:  # its attacks come next, while the victim may be in the disk cache
                 self._ready[:0] = self._waiting.pop(victim)
             else:
                 self._released(task)

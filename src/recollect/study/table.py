@@ -23,11 +23,11 @@ KINDS: dict[str, type] = {
     **RESULTS,
     **dict.fromkeys(SECONDS, float),
 }
-"""Every column, in order, and what it holds; None where there is nothing."""
+"""Every column, in order, with its type. A cell without a value is None."""
 
 
 def table(store: Store) -> list[Row]:
-    """Columns: the job's name, its options, what came of it, times (`_seconds`)."""
+    """All results of a store. Columns: the job's name, options, results and times (`_seconds`)."""
     rows = []
     for job, result, seconds in store.results():
         told = {
@@ -39,7 +39,7 @@ def table(store: Store) -> list[Row]:
 
 
 def _order(job: Job) -> tuple[tuple[str, float, str], ...]:
-    """By the options in their order, numbers as numbers."""
+    """Sort key of a job: its options in the order of the columns, numbers compared as numbers."""
 
     def place(value: Any) -> tuple[str, float, str]:
         number = isinstance(value, (int, float))
@@ -65,7 +65,8 @@ def write_table(rows: Sequence[Row], path: Path) -> None:
 
 
 def csv_bytes(rows: Sequence[Row]) -> bytes:
-    """Floats as `repr` writes them, which reads back to the same bits; nothing for None."""
+    """The table as CSV. Floats are written by `repr`, which reads back to the same bits; None is an
+    empty cell."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(KINDS)
@@ -109,7 +110,7 @@ def _parquet_bytes(rows: Sequence[Row]) -> bytes:
 
 
 def read_table(path: Path) -> list[Row]:
-    """A table that `write_table` made, as .csv."""
+    """Read a table that `write_table` wrote as .csv."""
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             lines = csv.reader(stream)
@@ -133,14 +134,14 @@ def read_table(path: Path) -> list[Row]:
 
 
 def _row(line: list[str], places: Mapping[str, int], columns: int, path: Path) -> Row:
-    if len(line) != columns:  # a line of one character would otherwise become a row of everything
+    if len(line) != columns:  # the values cannot be assigned to the columns
         raise FileError(
             f"expected {columns} values in each line of {path}, got {len(line)}; export the table "
             "again"
         )
     found = {name: _read(name, line[place], path) for name, place in places.items()}
     row = {**dict.fromkeys(KINDS), **default_columns(), **found}
-    # a table of version 0.1.0, where the solver said which attack it was
+    # In a table of version 0.1.0 the solver determines the attack.
     if "attack" not in places:
         row["attack"] = "exact" if row["solver"] == AUTO else "projection"
     return {name: row[name] for name in KINDS}
@@ -166,7 +167,7 @@ def _read(name: str, text: str, path: Path) -> Any:
 
 
 def scored(rows: Sequence[Row]) -> list[Row]:
-    """Each job once, and those alone that have all that figures and claims are made of."""
+    """The rows that have all values needed by figures and claims, with each job only once."""
     once = {row["job"]: row for row in rows}
     return [row for row in once.values() if not any(row[name] is None for name in _NEEDED)]
 

@@ -1,1 +1,1 @@
-"""What runs below everything: files, random numbers, progress, the device."""
+"""Services that all other packages use: files, random numbers, progress and the device."""

@@ -1,5 +1,5 @@
-"""The device that computes: which one, how much memory may be used, how fast it is, and how many
-threads to use."""
+"""The device for the computations: which one, how much memory may be used, how fast it is, and how
+many threads to use."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def choose_device(device: torch.device | str) -> torch.device:
 
 
 _LIMIT: ContextVar[int | None] = ContextVar("memory limit", default=None)
-"""Memory that a computation may use. It does not depend on what is free: the same machine must
-always decide alike."""
+"""Bytes of memory that a computation may use. The limit does not depend on how much memory is free,
+because the same machine must always make the same choices."""
 
 
 def readable_bytes(size: int | float) -> str:
@@ -53,7 +53,7 @@ def total_memory(device: torch.device) -> int:
 
 def _installed_memory(device: torch.device) -> int:
     if device.type == "cuda":
-        if not torch.cuda.is_available():  # the GPUs of a cluster: a typical size
+        if not torch.cuda.is_available():  # no GPU here: assume a typical cluster GPU
             return int(Machine.memory)
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -90,14 +90,17 @@ class Machine:
     double: float
     """Floating-point operations per second in float64."""
     memory: float = 1e11
-    """Bytes."""
+    """Bytes of memory."""
 
     @classmethod
     def measured(cls, device: torch.device, threads: int | None = None) -> Machine:
-        """Time a matrix product in both precisions. `threads` None: as many as torch uses now."""
+        """Time a matrix product in both precisions, with `threads` threads.
+
+        If `threads` is None, the number of threads is the one that torch uses now.
+        """
         if (
             device.type == "cuda" and not torch.cuda.is_available()
-        ):  # the GPUs of a cluster: typical rates
+        ):  # no GPU here: assume the rates of a typical cluster GPU
             return cls(device, 2e13, 1e13)
         before = torch.get_num_threads()
         torch.set_num_threads(threads or before)
@@ -131,7 +134,7 @@ cores the second thread saves a fifth of the time at that size, and nothing at a
 @contextmanager
 def threads_for(flops: float, device: torch.device) -> Iterator[None]:
     """Inside this context torch uses one thread if the work is small and on the CPU. The setting is
-    restored after."""
+    restored afterwards."""
     before = torch.get_num_threads()
     if device.type == "cpu" and flops < ONE_THREAD_FLOPS:
         torch.set_num_threads(1)

@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all, and read with suspicion.
+"""Files that are written completely or not at all, and whose content is checked when read.
 
-Every write goes to a temporary name beside the target, is flushed to the disk, and is then renamed
-over it: a reader never meets half a file, whatever happens in between.
+Every write goes to a temporary file beside the target, which is flushed to the disk and then
+renamed to the target. A reader therefore never sees a partial file, even after a crash.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from torch import Tensor
 from recollect.errors import FileError
 
 _TEMPORARY = ".recollect-"
-"""In the name of every temporary file, so that those of a killed run can be told from other
-people's."""
+"""Part of the name of every temporary file, so that the files of a killed run can be distinguished
+from those of other programs."""
 _WRITER = hashlib.sha256(platform.node().encode()).hexdigest()[:8] + "-"
-"""This machine, in such a name; the process follows."""
+"""Host part of a temporary file's name; the process id follows."""
 
 
 def write_files(contents: Mapping[Path, bytes]) -> None:
-    """Write several files: each beside its target and to the disk first, and then, one by one, the
-    renames.
+    """Write several files: first all of them to temporary files on the disk, and then rename these
+    one by one.
 
-    If one cannot be written, no target is touched. Between the renames a crash leaves new files
-    beside old ones.
+    If one of them cannot be written, no target is changed. After a crash between two renames, some
+    of the targets are new and the others old.
     """
     staged: dict[Path, str] = {}
     made = [
@@ -63,7 +63,7 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
                 os.fsync(stream.fileno())
             os.chmod(
                 staged[path], 0o666 & ~_umask()
-            )  # mkstemp made it private; a result is an ordinary file
+            )  # mkstemp creates a private file; a result has ordinary permissions
         for path in contents:
             os.replace(staged[path], path)
             del staged[path]
@@ -71,7 +71,7 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
         for temporary in staged.values():
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        for folder in made:  # innermost first; one that holds anything stays
+        for folder in made:  # innermost first; a folder that is not empty stays
             with contextlib.suppress(OSError):
                 folder.rmdir()
         if isinstance(error, OSError):
@@ -84,8 +84,8 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
 
 
 def _abandoned(temporary: Path) -> bool:
-    """Whether its writer was killed: not alive on this machine, or, on another, not heard of for a
-    day."""
+    """Whether the writer of the file was killed: its process on this machine has ended, or the file
+    is from another machine and more than a day old."""
     host, _, rest = temporary.name.rpartition(_TEMPORARY)[2].partition("-")
     writer = rest.partition("-")[0]
     if f"{host}-" == _WRITER and writer.isdecimal():
@@ -103,8 +103,8 @@ def _abandoned(temporary: Path) -> bool:
 
 
 def check_writable(folder: Path) -> None:
-    """Whether files can be written to the folder: asked before a long run, and without leaving a
-    trace."""
+    """Raise a `FileError` if no files can be written to the folder. This is checked before a long
+    run and leaves nothing behind."""
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(
             content, ensure_ascii=False
-        ).encode()  # half a character could not be written again
+        ).encode()  # a lone surrogate could not be written again
     except OSError as error:
         raise FileError(
             f"expected a JSON file at {path}, got: {error.strerror or error}; check the path"
@@ -154,14 +154,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A `.safetensors` file. Tensors are copied: the format refuses tensors that share memory."""
+    """The content of a `.safetensors` file. Tensors are copied, because the format refuses tensors
+    that share memory."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     return safetensors.torch.save(plain, dict(metadata) if metadata else None)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a `.safetensors` file. The format holds no code; the reader checks
-    every offset."""
+    """Tensors and metadata of a `.safetensors` file. The format contains no code, and the
+    reader checks every offset."""
     if not path.is_file():
         raise FileError(f"expected a file at {path}, got nothing there; check the path")
     try:
@@ -176,8 +177,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytearray:
-    """A member of an archive, piece by piece: one that unpacks to more than it says gets no further
-    than it says."""
+    """Read a member of an archive in pieces. If it unpacks to more than its declared size, no more
+    than that size is read."""
     content = bytearray()
     with archive.open(entry) as stream:
         while piece := stream.read(2**20):

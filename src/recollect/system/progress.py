@@ -1,5 +1,5 @@
-"""Progress, as long loops see it: open a task, report how far it is. The command line draws a bar
-from it."""
+"""The interface by which long loops report progress: they open a task and report how much of it is
+done. The command line draws a bar from these reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Report(Protocol):
-    """Called by a loop to say how far it is."""
+    """Called by a loop to report how much of its task is done."""
 
     def __call__(self, done: int, message: str) -> None:
         """`done` units of the task are done."""

@@ -1,2 +1,2 @@
-"""Finite-width recovery for random features: the paper's lemma, theorem and corollary, and what
-they rest on."""
+"""Finite-width recovery for random features: the paper's lemma, theorem and corollary, and the
+quantities that they use."""

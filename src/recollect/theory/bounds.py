@@ -1,18 +1,18 @@
-"""The guarantees for random features, as numbers: how wide is wide enough.
+"""The paper's guarantees for random features as numbers: which width p is sufficient.
 
     P[ sup |k_p − k_∞| ≤ ε ] ≥ 1 − δ   if   δ ≤ 4(1 + 2d)LM/(√d ε)   and
             (lem:approx_kernel_bound)
         p ≥ 8M⁴(2d + 1)/ε² · ( ln((2 + 4d)/δ) + 2d/(2d + 1)·ln(6LM/(√d ε)) )
 
-    every x_j has an x̂_i within Δ, with probability 1 − δ, at this width for
+    with probability 1 − δ every x_j has an x̂_i within Δ, at the width p above for
             (thm:finite_recon_proof)
         ε = c²/(4C(‖α‖₁ + ‖α̂‖₁)²)
 
-    the same in r instead of d for data in r dimensions, with Δ' = √(r/d)·Δ
+    for data in r dimensions, the same holds with r instead of d and Δ' = √(r/d)·Δ instead of Δ
             (cor:finite_recon_proof_subspace)
 
-M and L bound |φ| and |φ'|. Everything is done in logarithms: the theorem's widths have hundreds of
-digits.
+M and L bound |φ| and |φ'|. All quantities are computed as logarithms, because the theorem's
+widths have hundreds of digits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scipy.special import wrightomega
 from recollect.errors import OptionError
 
 _LARGEST = 700.0
-"""e to this is still a float."""
+"""Exponents x below this are small enough that e^x is a finite float."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class Lemma:
                 )
 
     def log_scale(self) -> float:
-        """ln(LM/√d): the deviation ε is measured against the slope of the kernel over the
+        """ln(LM/√d). The deviation ε is compared with LM/√d, the slope of the kernel on the
         sphere."""
         return math.log(self.L) + math.log(self.M) - 0.5 * math.log(self.d)
 
     def log_delta_limit(self, log_epsilon: float) -> float:
-        """ln of 4(1 + 2d)LM/(√d ε), above which the proof's net is too coarse
+        """ln of 4(1 + 2d)LM/(√d ε). For a larger δ the net in the proof is too coarse
         (eq:delta_condition)."""
         return math.log(4 * (1 + 2 * self.d)) + self.log_scale() - log_epsilon
 
     def check(self, log_epsilon: float, log_delta: float) -> None:
-        """Whether the lemma speaks of these ε and δ at all."""
+        """Raise an `OptionError` if the lemma does not apply to this ε and δ."""
         if not log_delta < 0:
             raise OptionError(
                 f"expected a failure probability δ below 1, got {_shown(log_delta)}; give --delta"
@@ -71,7 +71,7 @@ class Lemma:
             )
 
     def log_width(self, log_epsilon: float, log_delta: float) -> float:
-        """ln p (eq:p_condition)."""
+        """ln of the width p that the lemma requires (eq:p_condition)."""
         self.check(log_epsilon, log_delta)
         d = self.d
         inner = (
@@ -84,8 +84,8 @@ class Lemma:
     def log_epsilon(self, width: int | float, log_delta: float) -> float:
         """ln of the smallest ε that p = `width` guarantees with probability 1 − δ.
 
-        With s the bracket of eq:p_condition and b = 2d/(2d + 1): ε² = Ks, K = 8M⁴(2d + 1)/p, and
-        s·e^{2s/b} is known: 2s/b = W(…), Lambert's function.
+        Let s be the bracket of eq:p_condition, b = 2d/(2d + 1) and K = 8M⁴(2d + 1)/p. Then ε² = Ks.
+        Eliminating ε gives the value of s·e^{2s/b}, so 2s/b is a value of Lambert's function W.
         """
         if not width > 0:
             raise OptionError(f"expected a positive width, got {width:g}; give --width")
@@ -99,7 +99,7 @@ class Lemma:
         return found
 
     def log_delta(self, width: int | float, log_epsilon: float) -> float:
-        """ln of the smallest δ for which p = `width` guarantees ε; 0 or more says nothing."""
+        """ln of the smallest δ for which p = `width` guarantees ε. A result ≥ 0 is no guarantee."""
         if not width > 0:
             raise OptionError(f"expected a positive width, got {width:g}; give --width")
         d = self.d
@@ -110,7 +110,7 @@ class Lemma:
             - exponent
         )
 
-    # The steps of the proof, for ln p: their p may have hundreds of digits too.
+    # The steps of the proof. They take ln p, because p may have hundreds of digits here too.
 
     def exponent(self, log_width: float, log_epsilon: float) -> float:
         """pε²/(8M⁴); infinite where it is too large for a float."""
@@ -121,7 +121,7 @@ class Lemma:
         return math.log(2) - self.exponent(log_width, log_epsilon)
 
     def log_net(self, radius: float) -> float:
-        """ln of (3√d/r)^d ≥ T, the size of an r-net of the sphere; r ≤ √d."""
+        """ln of (3√d/r)^d, an upper bound on the size T of an r-net of the sphere, for r ≤ √d."""
         if not 0 < radius <= math.sqrt(self.d):
             raise OptionError(
                 f"expected a net's radius in (0, √d], got {radius:g}; choose a smaller one"
@@ -129,12 +129,12 @@ class Lemma:
         return self.d * math.log(3 * math.sqrt(self.d) / radius)
 
     def net_size(self, radius: float) -> int:
-        """T = ⌊(1 + 2√d/r)^d⌋, exactly."""
+        """T = ⌊(1 + 2√d/r)^d⌋, the size of an r-net of the sphere, as an integer."""
         self.log_net(radius)
         return math.floor((1 + 2 * math.sqrt(self.d) / radius) ** self.d)
 
     def log_best_radius(self, log_width: float, log_epsilon: float) -> float:
-        """ln r*, the radius at which the two ways to fail are least likely together."""
+        """ln r*, the radius of the net that minimises the failure probability (`failure`)."""
         d = self.d
         inside = (
             math.log(d)
@@ -145,8 +145,11 @@ class Lemma:
         return (inside - self.exponent(log_width, log_epsilon)) / (2 * d + 1)
 
     def failure(self, log_width: float, log_epsilon: float, log_radius: float) -> float:
-        """2(3√d/r)^{2d}exp(−pε²/(8M⁴)) + 8rLM/ε: a pair of the net deviates, or the slope is too
-        large between."""
+        """2(3√d/r)^{2d}exp(−pε²/(8M⁴)) + 8rLM/ε, a bound on the failure probability.
+
+        The first term is for a large deviation at a pair of points of the net, the second for too
+        large a slope between the points.
+        """
         d = self.d
         nets = 2 * d * (math.log(3 * math.sqrt(d)) - log_radius) + self.log_hoeffding(
             log_width, log_epsilon
@@ -158,8 +161,8 @@ class Lemma:
 def log_recovery_epsilon(log_C: float, alpha: float, alpha_hat: float, c: float) -> float:
     """ln ε of the theorem's proof: c²/(4C(‖α‖₁ + ‖α̂‖₁)²).
 
-    α̂ is what the attack finds, so it depends on p: the width is known after the fact, or for a
-    bound on ‖α̂‖₁.
+    The attack finds α̂, which therefore depends on p. The width is known only after the attack, or
+    for a given bound on ‖α̂‖₁.
     """
     for name, value in (("‖α‖₁", alpha), ("c", c)):
         if not (math.isfinite(value) and value > 0):
@@ -185,13 +188,15 @@ def log_recovery_epsilon(log_C: float, alpha: float, alpha_hat: float, c: float)
 def log_recovery_width(
     lemma: Lemma, *, log_C: float, alpha: float, alpha_hat: float, c: float, log_delta: float
 ) -> float:
-    """ln p of thm:finite_recon_proof; with a lemma in r dimensions, of the corollary."""
+    """ln p of thm:finite_recon_proof, or of the corollary if `lemma` is in r dimensions."""
     return lemma.log_width(log_recovery_epsilon(log_C, alpha, alpha_hat, c), log_delta)
 
 
 def subspace_separation(delta: float, d: int, r: int) -> float:
-    """Δ' = √(r/d)·Δ, the separation of the r-dimensional representatives; C is that of Δ' in r
-    dimensions."""
+    """Δ' = √(r/d)·Δ, the separation of the r-dimensional representatives.
+
+    The corollary uses the constant C of Δ' in r dimensions.
+    """
     if not 1 <= r <= d:
         raise OptionError(
             f"expected 1 ≤ r ≤ d = {d}, got {r}; give the dimension of the data's subspace"
@@ -200,7 +205,7 @@ def subspace_separation(delta: float, d: int, r: int) -> float:
 
 
 def whole(log_width: int | float) -> int | None:
-    """⌈p⌉, or None where it has more digits than a float."""
+    """⌈p⌉, or None if p is too large for a float."""
     return math.ceil(math.exp(log_width)) if log_width < _LARGEST else None
 
 

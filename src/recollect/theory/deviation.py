@@ -1,11 +1,12 @@
-"""sup |k_p − k_∞| over pairs of points of the sphere, measured: a lower bound, since no search sees
-every pair.
+"""A measured value of sup |k_p − k_∞| over pairs of points of the sphere. It is a lower bound,
+because no search examines every pair.
 
     ∇_x (k_p − k_∞)(x, y) = (1/p)Σ_i φ'(V_iᵀx + b_i)φ(V_iᵀy + b_i)V_i − k_∞'(t)·y/d,   t = xᵀy/d,
             k_∞'(t) = E[φ'φ']
 
-Of many random pairs the best climb along the sphere, each with a step of its own that grows while
-it helps. Draws of (V, b) are taken side by side.
+The search draws many random pairs and improves the best of them by gradient ascent on the sphere.
+Each pair has its own step size, which grows after a success and shrinks after a failure. All draws
+of (V, b) are processed together.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PAIRS, _CLIMBERS, _STEPS = 512, 8, 60
 def features(
     draws: int, p: int, d: int, seed: int
 ) -> tuple[Float[Tensor, "b p d"], Float[Tensor, "b p"]]:
-    """V_ij ~ N(0, 1/d) and b_i ~ N(0, 1), `draws` times."""
+    """`draws` independent draws of V_ij ~ N(0, 1/d) and b_i ~ N(0, 1)."""
     generator = stream("random features", seed)
     V = torch.randn(draws, p, d, generator=generator, dtype=torch.float64) / math.sqrt(d)
     return V, torch.randn(draws, p, generator=generator, dtype=torch.float64)
@@ -47,7 +48,7 @@ def deviation(
     radius = math.sqrt(d)
 
     def at(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The deviation, its gradients in x and y."""
+        """The deviation k_p − k_∞, its gradients with respect to x and y, and t."""
         U, W = X @ V.mT + b[:, None, :], Y @ V.mT + b[:, None, :]
         A, B = known.phi(U), known.phi(W)
         t = (X * Y).sum(-1) / d
@@ -64,7 +65,7 @@ def deviation(
         radius * _unit(torch.randn(draws, pairs, d, generator=generator, dtype=torch.float64))
         for _ in range(2)
     )
-    Y[:, : pairs // 4] = X[:, : pairs // 4]  # x = y is where k_p varies most
+    Y[:, : pairs // 4] = X[:, : pairs // 4]  # k_p varies most where x = y
     found = at(X, Y)[0].abs()
     best, which = found.max(1).values, found.topk(min(climbers, pairs), dim=1).indices
     X, Y = (points.gather(1, which[..., None].expand(-1, -1, d)) for points in (X, Y))

@@ -1,10 +1,11 @@
-"""The maximum mean discrepancy of two signed measures, and the chain of the recovery proof.
+"""The maximum mean discrepancy of two signed measures, and the inequalities of the recovery
+proof.
 
     P = Σ α_i δ(x_i),  P̂ = Σ α̂_i δ(x̂_i),
             MMD_k² = Σα_iα_jk(x_i, x_j) − 2Σα_iα̂_jk(x_i, x̂_j) + Σα̂_iα̂_jk(x̂_i, x̂_j)
 
-Under k_p it is ‖Σα_iφ(x_i) − Σα̂_iφ(x̂_i)‖² = L_recon; under k_∞ it differs from that by at most
-ε(‖α‖₁ + ‖α̂‖₁)², with ε any bound on |k_p − k_∞| at these points.
+For k = k_p, MMD_k² is ‖Σα_iφ(x_i) − Σα̂_iφ(x̂_i)‖² = L_recon. For k = k_∞ it differs from L_recon
+by at most ε(‖α‖₁ + ‖α̂‖₁)², where ε is any bound on |k_p − k_∞| at these points.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from recollect.victim.activations import activation
 
 @dataclass(frozen=True)
 class Chain:
-    """Each quantity of the proof, at one pair of measures."""
+    """The quantities in the inequalities of the proof, for one pair of measures."""
 
     loss: float
     """L_recon = ‖θ − Σα̂_iφ(x̂_i)‖²."""
     mmd_p: float
     mmd_infinity: float
     deviation: float
-    """max |k_p − k_∞| over the points of the two measures: the ε of the chain at its smallest."""
+    """max |k_p − k_∞| over the points of the two measures, the smallest valid ε."""
     alpha: float
     alpha_hat: float
 
@@ -39,7 +40,7 @@ class Chain:
 
 
 def mmd(K: Float[Tensor, "m m"], weights: Float[Tensor, " m"]) -> float:
-    """√(wᵀKw), w = (α, −α̂); rounding below zero is zero."""
+    """√(wᵀKw) with w = (α, −α̂). A negative wᵀKw, which rounding may cause, counts as zero."""
     return math.sqrt(max(0.0, float(weights @ K @ weights)))
 
 

@@ -1,9 +1,9 @@
 """k_∞(x, x') = E[φ(vᵀx + b)φ(vᵀx' + b)], v ~ N(0, I/d), b ~ N(0, 1): the kernel of infinitely many
 random features.
 
-On the sphere ‖x‖ = √d the two pre-activations are Gaussian with variance 2 and covariance 1 + t, t
-= xᵀx'/d ∈ [−1, 1]: k_∞ is a function of t alone, whatever d is. Its finite twin is k_p(x, x') =
-φ(Vx + b)ᵀφ(Vx' + b)/p.
+On the sphere ‖x‖ = √d the two pre-activations are Gaussian with variance 2 and covariance 1 + t,
+where t = xᵀx'/d ∈ [−1, 1]. Hence k_∞ is a function of t alone for every d. The kernel of p random
+features is k_p(x, x') = φ(Vx + b)ᵀφ(Vx' + b)/p. The values of k_∞ are computed as follows:
 
     erf    (2/π)·arcsin(2(1 + t)/5)          sine   e⁻²·sinh(1 + t)
             (closed forms)
@@ -12,8 +12,8 @@ On the sphere ‖x‖ = √d the two pre-activations are Gaussian with variance 
                     exponentially for functions analytic in a strip
     clipped-relu    E[φ(u)·E[φ(w)|u]], the inner expectation in closed form
 
-`price` is another way to each of them: dk/dq = E[φ'(u)φ'(w)] with q the covariance (Price's
-theorem).
+`price` computes the same values in another way, from dk/dq = E[φ'(u)φ'(w)], where q is the
+covariance (Price's theorem).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from recollect.errors import OptionError
 
 Array = np.ndarray
 VARIANCE = 2.0
-"""Of a pre-activation: ‖x‖²/d + 1."""
+"""Variance of a pre-activation, ‖x‖²/d + 1."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,10 @@ def k_infinity(name: str, t: float) -> float:
 
 
 def price(name: str, t: float) -> float:
-    """The same by Price's theorem: E[φ(u)]² + ∫ E[φ'(u)φ'(w)] dq, from independent u and w on."""
+    """k_∞(t) by Price's theorem: E[φ(u)]² + ∫ E[φ'(u)φ'(w)] dq.
+
+    The integral starts at q = 0, where u and w are independent.
+    """
     change = integrate.quad(lambda s: k_slope(name, s), -1, t, epsabs=1e-12, epsrel=1e-12)[0]
     return _mean(bounded(name)) ** 2 + float(change)
 
@@ -117,7 +120,7 @@ def k_slope(name: str, t: float) -> float:
     q = 1.0 + t
     if (
         name == "clipped-relu"
-    ):  # φ'' is a spike up at 0 and one down at 1: this too is an integral, of densities
+    ):  # φ''(t) = δ(t) − δ(t − 1): Price's theorem gives an integral of densities
         return _mean_slope() ** 2 + float(
             integrate.quad(_spikes, 0, q, epsabs=1e-13, epsrel=1e-13)[0]
         )
@@ -125,11 +128,11 @@ def k_slope(name: str, t: float) -> float:
 
 
 class Zonal:
-    """k_∞ as a function of t that takes arrays: Chebyshev in w = √(1 − t), in which it is smooth up
-    to t = 1."""
+    """k_∞ as a function of an array t. It is a Chebyshev series in w = √(1 − t), in which k_∞ is
+    smooth up to t = 1."""
 
     def __init__(self, name: str, *, slope: bool = False, degree: int = 96) -> None:
-        """`slope`: k_∞' instead, which is E[φ'(u)φ'(w)]."""
+        """If `slope`, represent k_∞' = E[φ'(u)φ'(w)] instead of k_∞."""
         half = math.sqrt(2) / 2
         nodes = half * (1 + np.cos(np.pi * (np.arange(degree + 1) + 0.5) / (degree + 1)))
         values = np.array([(k_slope if slope else k_infinity)(name, 1 - w * w) for w in nodes])
@@ -178,7 +181,7 @@ def _ramp(mean: float, deviation: float) -> float:
 def _clipped(q: float) -> float:
     deviation = math.sqrt(VARIANCE)
     left = VARIANCE - q * q / VARIANCE
-    if left <= 0:  # u and w are one
+    if left <= 0:  # u = w
         inside = integrate.quad(lambda u: u * u * _normal(u, deviation), 0, 1, epsabs=1e-14)[0]
         return float(inside + ndtr(-1 / deviation))
     sigma, slope = math.sqrt(left), q / VARIANCE
@@ -204,13 +207,13 @@ def _clipped(q: float) -> float:
 
 
 def _mean_slope() -> float:
-    """E[φ'(u)] of clipped-relu: how often u is between 0 and 1."""
+    """E[φ'(u)] of clipped-relu, the probability that u is between 0 and 1."""
     return float(ndtr(1 / math.sqrt(VARIANCE)) - 0.5)
 
 
 def _spikes(q: float) -> float:
-    """E[φ''(u)φ''(w)] of clipped-relu: densities of (u, w) at the corners of its kinks, with their
-    signs."""
+    """E[φ''(u)φ''(w)] of clipped-relu: the sum, with signs, of the densities of (u, w) where u and
+    w are at the kinks 0 and 1."""
     determinant = VARIANCE**2 - q * q
     total = 0.0
     for u, w, sign in ((0.0, 0.0, 1.0), (1.0, 1.0, 1.0), (0.0, 1.0, -2.0)):

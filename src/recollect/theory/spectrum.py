@@ -1,12 +1,12 @@
-"""The expansion of k_∞ and of the proof's bump on a small sphere.
+"""The expansions of k_∞ and of the proof's bump in zonal harmonics, for d = 2 and d = 3.
 
-Mehler's formula with the Hermite coefficients a_k = E[φ(√2 z)h_k(z)], and the powers of (1 + t)/2
-in zonal harmonics:
+They use Mehler's formula with the Hermite coefficients a_k = E[φ(√2 z)h_k(z)], and the expansion
+of the powers of (1 + t)/2 in zonal harmonics:
 
     k_∞(t) = Σ_k a_k²((1 + t)/2)^k = Σ_m λ_m Z_m(t),
             Z_m(t) = cos(m·arccos t) for d = 2, P_m(t) for d = 3
 
-All terms are positive, so λ_m loses no digits however small it is. For g = Σ g_m Z_m(⟨·, x_j⟩/d)
+All terms are positive, so λ_m loses no digits, however small it is. For g = Σ g_m Z_m(⟨·, x_j⟩/d)
 the norm in H_∞ is ‖g‖² = Σ g_m²/λ_m.
 """
 
@@ -23,20 +23,21 @@ from recollect.theory.kernel import VARIANCE, bounded
 
 Array = np.ndarray
 _DEGREES = 400
-"""Hermite coefficients; each adds its positive part, so leaving out the rest makes λ_m smaller and
-norms larger."""
+"""Number of Hermite coefficients. Each adds a positive term to λ_m, so omitting the others makes
+λ_m smaller and norms larger."""
 _NODES = 1024
-"""Of Gauss–Legendre on the cap: two and more for each half wave of the last harmonic."""
+"""Number of Gauss–Legendre nodes on the cap: at least two per half wave of the last harmonic."""
 _TRUSTED = 1e-13
-"""Smaller Hermite coefficients are lost in the rounding of their integrals, and left out."""
+"""Smaller Hermite coefficients are lost in the rounding errors of their integrals. They are set to
+zero."""
 
 
 def hermite(name: str, degrees: int = _DEGREES) -> Array:
-    """a_0 … of φ(√2 z) in orthonormal Hermite polynomials."""
+    """The coefficients a_0, a_1, … of φ(√2 z) in orthonormal Hermite polynomials."""
     activation, sigma, k = bounded(name), math.sqrt(VARIANCE), np.arange(degrees)
     if name == "sine":
         return np.where(k % 2, np.exp(k * math.log(sigma) - VARIANCE / 2 - gammaln(k + 1) / 2), 0.0)
-    if name == "erf":  # the series of the arc sine
+    if name == "erf":  # from the series of the arcsine
         j = (k - 1) / 2
         log_square = (
             gammaln(2 * j + 1) - j * math.log(4) - 2 * gammaln(j + 1) - np.log(np.maximum(k, 1))
@@ -45,7 +46,7 @@ def hermite(name: str, degrees: int = _DEGREES) -> Array:
         return np.where(k % 2, np.exp(log_square / 2), 0.0)
     if (
         name == "clipped-relu"
-    ):  # a_k = σ E[φ''(σz)h_{k−2}(z)]σ/√(k(k−1)), φ'' a spike up at 0 and one down at 1
+    ):  # a_k = σ E[φ''(σz)h_{k−2}(z)]σ/√(k(k−1)) with φ''(t) = δ(t) − δ(t − 1)
         at = np.array([0.0, 1 / sigma])
         density = np.exp(-at * at / 2) / math.sqrt(2 * math.pi)
         h = _hermite_functions(at, degrees) / np.exp(-at * at / 4)
@@ -93,12 +94,12 @@ def log_eigenvalues(name: str, d: int, degrees: int = _DEGREES) -> Array:
                 math.log(2 * m + 1) + 2 * gammaln(n + 1) - gammaln(n - m + 1) - gammaln(n + m + 2)
             )
         found[m] = logsumexp(log_a[m:] + part) if np.isfinite(log_a[m:]).any() else -math.inf
-    found.setflags(write=False)  # it is remembered
+    found.setflags(write=False)  # the cache returns this same array to every caller
     return found
 
 
 def bump(distance: Array, delta: float) -> Array:
-    """f_j: exp(s²/(s² − Δ²)) within Δ, 0 beyond (eq:cont_fct)."""
+    """The bump f_j: exp(s²/(s² − Δ²)) at a distance s below Δ, and 0 beyond (eq:cont_fct)."""
     squared = np.minimum(np.asarray(distance, dtype=float) ** 2, delta**2)
     with np.errstate(divide="ignore"):
         return np.asarray(
@@ -109,14 +110,17 @@ def bump(distance: Array, delta: float) -> Array:
 
 
 def harmonics(angle: Array, degrees: int, d: int) -> Array:
-    """Z_m at these angles, a column for each m < degrees."""
+    """Z_m at these angles, with one column for each m < degrees."""
     if d == 2:
         return np.asarray(np.cos(np.outer(angle, np.arange(degrees))))
     return np.asarray(np.polynomial.legendre.legvander(np.cos(angle), degrees - 1))
 
 
 def bump_coefficients(delta: float, d: int, degrees: int = _DEGREES) -> Array:
-    """f_m of the bump on the sphere of radius √d: ∫fZ_m/∫Z_m² over the cap that it covers."""
+    """Coefficients f_m = ∫fZ_m/∫Z_m² of the bump on the sphere of radius √d.
+
+    The bump is zero outside a cap, so ∫fZ_m is computed over the cap only.
+    """
     radius, m = math.sqrt(d), np.arange(degrees)
     if not 0 < delta <= 2 * radius:
         raise OptionError(
@@ -148,7 +152,7 @@ def _legendre(nodes: int) -> tuple[Array, Array]:
 
 
 def _nodes(high: float) -> tuple[Array, Array]:
-    """Gauss–Legendre on [0, high], weighted with the normal density."""
+    """Gauss–Legendre nodes on [0, high], and their weights times the normal density."""
     t, weight = _legendre(60)
     z = high * (t + 1) / 2
     return z, weight * high / 2 * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)

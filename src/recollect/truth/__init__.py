@@ -1,2 +1,2 @@
-"""The truth: data sets, victims made from them, and how close a reconstruction came. No attack may
-import this."""
+"""The truth: data sets, victims trained on them, and the error of a reconstruction. No attack may
+import this package."""

@@ -1,5 +1,5 @@
-"""The files of a training run, and the truth in them: for scoring and showing, never for the
-attack.
+"""The files of a training run. They include the truth, which is for scoring and display and never
+for the attack.
 
 `init.safetensors`, `trained.safetensors`   θ0 and θf
 `truth.safetensors`
@@ -40,7 +40,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class Truth:
-    """The training inputs, and how they look as pictures."""
+    """The training inputs, and how to show them as images."""
 
     inputs: Float[Tensor, "n d"]
     norms: Float[Tensor, " n"]
@@ -48,7 +48,7 @@ class Truth:
 
 
 def write_training(folder: Path, made: Made) -> dict[str, Any]:
-    """Write all files of a training run; returns the content of `train.json`, which is written
+    """Write all files of a training run. Returns the content of `train.json`, which is written
     last."""
     data, victim = made.data, made.training.victim
     network = victim.network
@@ -96,14 +96,14 @@ def training_facts(made: Made) -> dict[str, Any]:
         "gap_rank": None if found is None else found.rank,
         "versions": versions(),
     }
-    if training.closed_form is not None:  # what `recollect bounds theorem` asks for
+    if training.closed_form is not None:  # what `recollect bounds theorem` needs
         form = training.closed_form
         facts |= {"alpha": form.l1, "c": form.c, "separation": finite(form.separation)}
     return facts
 
 
 def as_truth(truth: Truth | Tensor | np.ndarray | str | Path) -> Truth:
-    """The truth from wherever it is: a file, a tensor, or an array."""
+    """The truth from a file, a tensor or an array."""
     if isinstance(truth, Truth):
         return truth
     if isinstance(truth, str | Path):
@@ -132,7 +132,7 @@ def as_inputs(truth: Tensor | np.ndarray | str | Path | Any) -> Float[Tensor, "n
 
 
 def read_truth(path: Path) -> Truth:
-    """`inputs` from a `.safetensors` or `.npz` file; anything else in it is optional."""
+    """The truth in a `.safetensors` or `.npz` file. Only `inputs` is required in it."""
     tensors: dict[str, Tensor]
     metadata: dict[str, str] = {}
     if path.suffix == ".npz":

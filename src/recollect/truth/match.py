@@ -1,5 +1,5 @@
-"""Which reconstruction belongs to which true point: the assignment of least total distance (the Π
-of ρ)."""
+"""Which reconstruction belongs to which true point: the assignment of least total distance, which
+is Π in the definition of ρ."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from recollect.shapes import Float, Int, Tensor
 
 @dataclass(frozen=True)
 class Matching:
-    """Pairs (truth[k], found[k]), sorted by truth; when n̂ ≠ n some points of the larger set stay
-    alone."""
+    """Pairs (truth[k], found[k]), sorted by truth. If n̂ ≠ n, some points of the larger set have no
+    match."""
 
     truth: Int[Tensor, " k"]
     found: Int[Tensor, " k"]
@@ -28,14 +28,14 @@ def match(distances: Float[Tensor, "n m"]) -> Matching:
 
 
 def signed_distances(X: Float[Tensor, "n d"], X_hat: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
-    """‖x_i − x̂_j‖, from differences: the expanded square loses half of its digits where it
-    matters."""
+    """‖x_i − x̂_j‖, computed from differences: the expanded square loses half of its digits for
+    close points."""
     return torch.cdist(X, X_hat, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def unsigned_distances(
     X: Float[Tensor, "n d"], X_hat: Float[Tensor, "m d"]
 ) -> Float[Tensor, "n m"]:
-    """min(‖x_i − x̂_j‖, ‖x_i + x̂_j‖): a two-layer bias-free ReLU network barely tells x from
-    −x."""
+    """min(‖x_i − x̂_j‖, ‖x_i + x̂_j‖), because a two-layer ReLU network without biases hardly
+    distinguishes x from −x."""
     return torch.minimum(signed_distances(X, X_hat), signed_distances(X, -X_hat))

@@ -1,9 +1,9 @@
-"""How good a reconstruction is:
+"""The quality of a reconstruction, measured by
 
-    ρ(X, X̂) = min_Π 1/(n√d) Σ_i ‖x_i − x̂_Π(i)‖            (the paper's, truth rescaled to √d)
+    ρ(X, X̂) = min_Π 1/(n√d) Σ_i ‖x_i − x̂_Π(i)‖     (the paper's ρ, with the truth rescaled to √d)
 
-with ρ up to sign and ρ to the closest point beside it, the error of each point, and what guessing
-would score.
+and also by ρ up to sign, ρ to the closest point and the error of each point. The score of random
+guesses is given for comparison.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from recollect.truth.files import as_inputs
 from recollect.truth.match import Matching, match, signed_distances, unsigned_distances
 
 RECOVERED = 0.1
-"""A point counts as recovered below this error: a tenth of its norm."""
+"""A point counts as recovered if its error is below this: a tenth of its norm."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How close a reconstruction came, and what guessing would have scored.
+    """How close a reconstruction is to the truth, and what guesses would have scored.
 
     Parameters
     ----------
     rho
-        Mean error of the matched points, signs counted: the paper's ρ.
+        Mean error of the matched points, including their signs: the paper's ρ.
     rho_up_to_sign
-        The same where a point and its negative count as one.
+        The same if a point and its negative count as equal.
     rho_closest
-        Mean distance of each reconstruction to its closest true point: the paper's wording. Repeats
-        are not punished.
+        Mean distance of the reconstructions to their closest true points, as the paper words it.
+        Repeated points are not penalised.
     errors, errors_up_to_sign
-        For each true point the error of its match; infinite where it has none.
+        For each true point, the error of its match; infinite if it has none.
     closest, closest_up_to_sign
-        For each reconstruction its distance to the closest true point, over that point's norm.
+        For each reconstruction, its distance to the closest true point divided by that point's
+        norm.
     matching
         Which reconstruction belongs to which true point.
     recovered
@@ -54,7 +55,7 @@ class Score:
     spurious
         Reconstructions without a match (n̂ > n).
     chance
-        What guesses would score as ρ: see `chance_levels`.
+        The ρ that guesses would have: see `chance_levels`.
     """
 
     rho: float
@@ -87,7 +88,7 @@ class Score:
 
 @runtime_checkable
 class Scorable(Protocol):
-    """What can be scored: a reconstruction, fresh or read from a folder."""
+    """Something that can be scored: a reconstruction, new or read from a folder."""
 
     @property
     def inputs(self) -> Tensor: ...
@@ -102,18 +103,18 @@ def evaluate(found: Scorable, truth: Tensor | np.ndarray | str | Path, *, seed: 
     Parameters
     ----------
     found
-        A reconstruction, fresh or read from a folder.
+        A reconstruction, new or read from a folder.
     truth
         The true inputs, n×d: a tensor, an array, or a file that holds them.
     seed
-        Of the guesses that give the chance levels.
+        Seed of the guesses that give the chance levels.
 
     Returns
     -------
     Score
-        ρ, the error of each point, and what guessing would have scored. Unless the network can tell
-        norms apart, both sides are rescaled to √d first. The error of a point is its distance to
-        its match over its own norm.
+        ρ, the error of each point, and what guesses would have scored. If the norms of the inputs
+        cannot be identified from the network, both sides are first rescaled to norm √d. The error
+        of a point is its distance to its match divided by its own norm.
     """
     X_true = as_inputs(truth)
     X, X_hat = X_true, found.inputs.double()
@@ -158,12 +159,12 @@ def evaluate(found: Scorable, truth: Tensor | np.ndarray | str | Path, *, seed: 
 def chance_levels(
     X: Float[Tensor, "n d"], found: int, *, seed: int = 0, draws: int = 5
 ) -> dict[str, float]:
-    """ρ of three guesses, matched as kindly as a reconstruction is. Means over a few draws; seeded.
+    """ρ of three kinds of guesses, matched to the truth in the same way as a reconstruction.
 
-    `sphere`: points drawn evenly from the sphere. `span`: the same within the span of the true
-    data, which Û gives away. `other_points`: each true point answered with another true point, as
-    by someone who knows such data well. With `_recovered`: the share of points that would count as
-    recovered.
+    `sphere`: points drawn uniformly from the sphere. `span`: the same within the span of the true
+    data, which Û reveals. Both are means over a few seeded draws. `other_points`: each true point
+    is guessed as another true point, as by someone who knows such data well. A name with
+    `_recovered` is the share of points that would count as recovered.
     """
     n, d = X.shape
     generator = stream("chance", seed)
@@ -204,7 +205,7 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
     """Structural similarity (Wang et al. 2004): Gaussian window of σ = 1.5, mean over channels and
     pixels.
 
-    Borders narrower than the window are left out of the mean, as the authors do.
+    A border as wide as half the window is left out of the mean, as the authors do.
     """
     x, y = a.astype(np.float64), b.astype(np.float64)
     radius = min(5, (min(x.shape[:2]) - 1) // 2)

@@ -1,5 +1,5 @@
-"""A victim from nothing: data, network, first weights, training (P-train). One seed draws all of
-it."""
+"""How to make a victim: data, network, initial weights and training (P-train). One seed determines
+all random draws."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Recipe:
             )
 
     def data(self, sources: Mapping[str, str] | None = None) -> Dataset:
-        """The data set. `sources` says where data sets lie that the recipe knows by name."""
+        """The data set. `sources` gives the paths of data sets that the recipe knows by name."""
         from recollect.truth.data.load import load_dataset
 
         return load_dataset(
@@ -129,7 +129,7 @@ class Recipe:
     def make(
         self, data: Dataset, device: torch.device, progress: Progress | None = None
     ) -> Training:
-        """Draw the first weights and train."""
+        """Draw the initial weights and train the network."""
         import torch
 
         from recollect.simulate.training import (
@@ -185,7 +185,7 @@ class Made:
         return self.data.inputs
 
     def save(self, folder: str | Path) -> dict[str, Any]:
-        """Write θ0, θf, the truth and train.json; returns the content of the last."""
+        """Write θ0, θf, the truth and train.json. Returns the content of train.json."""
         from pathlib import Path
 
         from recollect.truth.files import write_training
@@ -205,11 +205,11 @@ def train(
     Parameters
     ----------
     out
-        Folder for the checkpoints and the truth. None: nothing is written.
+        Folder for the checkpoints and the truth. If None, nothing is written.
     device
         `auto`, `cpu`, `cuda` or a torch device.
     progress
-        Called to report how far training is.
+        Called to report the progress of training.
     **options
         The fields of `Recipe`: `dataset`, `n`, `width`, `depth`, `seed`, …
 
@@ -237,7 +237,7 @@ def make(
     out: str | Path | None = None,
     sources: Mapping[str, str] | None = None,
 ) -> Made:
-    """The same, from a recipe."""
+    """Make a victim from a recipe, as `train` does."""
     data = recipe.data(sources)
     made = Made(recipe, data, recipe.make(data, device, progress), device.type)
     if out is not None:

@@ -1,1 +1,1 @@
-"""Checkpoints and networks: what an attack is given."""
+"""Checkpoints and networks, which are the input of an attack."""

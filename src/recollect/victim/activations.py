@@ -1,6 +1,7 @@
-"""Activations φ by name and their derivatives, and whether φ(tx) = tφ(x) for every t > 0.
+"""Activations φ by name, their derivatives, and whether they are homogeneous.
 
-A network of such activations without biases hides each point's norm.
+φ is homogeneous if φ(tx) = tφ(x) for every t > 0. A network of homogeneous activations without
+biases hides the norm of each point.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ class Activation:
     name: str
     phi: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor], Tensor]
-    """φ'(t); 0 (or the slope on the left) where φ has a kink."""
+    """φ'(t). At a kink it is 0 or the slope on the left."""
     homogeneous: bool
     kink: tuple[float, float] | None = None
-    """The slopes left and right of zero, where φ is two straight lines."""
+    """The slopes left and right of zero if φ consists of two straight lines, otherwise None."""
 
     def smoothed(self, tau: float) -> Activation:
-        """φ with its kink spread over a width τ: at + (b − a)·t·sigmoid(t/τ). Smooth ones stay as
-        they are."""
+        """φ with its kink smoothed over a width τ: at + (b − a)·t·sigmoid(t/τ), for slopes a and b.
+
+        An activation without a kink is returned unchanged.
+        """
         if self.kink is None:
             return self
         left, right = self.kink

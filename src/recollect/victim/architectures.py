@@ -1,5 +1,6 @@
-"""Networks with convolutions, as torch modules: what an audit of images meets beyond the paper's
-fully connected ones.
+"""Convolutional networks as torch modules.
+
+An audit of image models meets such networks; those of the paper are fully connected.
 
 Give one to `Victim` with its weights, or name it on the command line:
 `--model recollect.victim.architectures:convolutional --input-shape 3,32,32`.
@@ -14,7 +15,7 @@ from recollect.shapes import Tensor
 
 
 def convolutional(channels: int = 3, size: int = 32, width: int = 32, c: int = 10) -> nn.Sequential:
-    """Two convolutions that halve the image each, and a linear head on all that is left."""
+    """Two convolutions, each of which halves the image size, and a linear head on their output."""
     side = (size + 3) // 4
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, stride=2, padding=1),
@@ -61,7 +62,7 @@ def residual(
 
 
 class Head(nn.Module):
-    """A linear head on a frozen extractor of features: only the head is trained."""
+    """A linear head on a frozen feature extractor. Only the head is trained."""
 
     def __init__(self, extractor: nn.Module, features: int, c: int, *, bias: bool = True) -> None:
         super().__init__()

@@ -23,8 +23,9 @@ from recollect.victim.network import Bent, Layer, Tap
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """f(x; θ) = s·W_L φ(W_{L−1} … φ(W_1 x + b_1)) + b_L, s = 1 except for random features, where s
-    = 1/√p.
+    """f(x; θ) = s·W_L φ(W_{L−1} … φ(W_1 x + b_1)) + b_L.
+
+    The factor s is 1/√p for random features and 1 for all other networks.
 
     Parameters
     ----------
@@ -37,13 +38,13 @@ class MLP:
     scale
         s.
     frozen
-        Parameters that training does not move.
+        Parameters that training does not change.
     smoothing
-        The width over which each hidden layer's kinks are spread; empty: not at all.
+        The width over which the kinks of each hidden layer are smoothed. Empty: no smoothing.
     parity
-        +1: only the even part of the activation, −1: only the odd part, 0: all of it.
+        +1 keeps only the even part of the activation, −1 only the odd part, and 0 all of it.
     assumed
-        Whether nobody said which activation it is.
+        Whether the activation was not given and is only assumed.
     """
 
     widths: tuple[int, ...]
@@ -113,7 +114,7 @@ class MLP:
         return H if self.scale == 1.0 else self.scale * H
 
     def jacobian(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "p n d"]:
-        # J_l = diag φ'(t_l) W_l J_{l−1}, from J_0 = I: one product a layer for all points at once.
+        # J_l = diag φ'(t_l) W_l J_{l−1}, from J_0 = I, with one product per layer for all points.
         n, d = X.shape
         H, J = X, None
         for layer, phi in zip(self.layers, self._phis, strict=False):
@@ -146,8 +147,8 @@ class MLP:
     def bent(
         self, theta: Theta, X: Float[Tensor, "n d"], alpha: Float[Tensor, "n c"]
     ) -> list[Bent]:
-        # Forwards ∂t_l = W_l ∂A_l and ∂A_{l+1} = φ'(t_l) ∂t_l, as in `jacobian`;
-        # backwards D_l = W_{l+1}ᵀD_{l+1} ∘ φ'(t_l), and its derivative.
+        # The forward pass computes ∂t_l = W_l ∂A_l and ∂A_{l+1} = φ'(t_l) ∂t_l, as in `jacobian`.
+        # The backward pass computes D_l = W_{l+1}ᵀD_{l+1} ∘ φ'(t_l) and its derivative.
         n, d = X.shape
         A, dA = X, torch.eye(d, dtype=X.dtype, device=X.device)[:, None, :].expand(d, n, d)
         entered, passed = [], []
@@ -160,7 +161,7 @@ class MLP:
             A, dA = phi.phi(t), slope.T[:, :, None] * dt
         A, dA = self.scale * A, self.scale * dA
         entered.append((A, dA))
-        D, dD = alpha.T, None  # the other way round from A: b×n, as ∂D is b×n×d
+        D, dD = alpha.T, None  # D is b×n, because ∂D is b×n×d; A is n×a.
         bents = [Bent(self.last, A, dA, alpha, None)]
         straight = all(phi.kink is not None for phi in self._phis)
         factor = self.scale
@@ -191,9 +192,9 @@ class MLP:
         return replace(self, widths=(U.shape[1], *self.widths[1:]))
 
     def restrict_theta(self, theta: Theta, U: Float[Tensor, "d r"]) -> dict[str, Tensor]:
-        # W_1(Uz) = (W_1 U)z: the restricted net is the same net with a p×r first layer. It stays in
-        # float64, since ΔW_1 U is a difference of two such products and rounding them would drown
-        # it.
+        # W_1(Uz) = (W_1 U)z: the restricted net is the same net with a p×r first layer. This layer
+        # stays in float64, because ΔW_1 U is a difference of two such products, and their rounding
+        # errors would exceed it.
         W1 = theta[self.first.weight].double()
         return {**theta, self.first.weight: W1 @ U.to(W1)}
 
@@ -252,7 +253,7 @@ def random_features(
     d, width, c
         Inputs, random features p, outputs.
     bias
-        Whether there is a b.
+        Whether the features have a bias b.
     activation
         φ by name.
 
@@ -275,12 +276,12 @@ def random_features(
 def initial_theta(
     network: MLP, *, init: str, generator: torch.Generator, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """θ0. `fan-in`: N(0, 1/fan_in) for weights and biases; `torch`: U(±1/√fan_in), as
-    torch.nn.Linear starts.
+    """The initial parameters θ0.
 
-    Random features follow the paper whatever `init` says: V ~ N(0, 1/d), b ~ N(0, 1), θ = 0.
-    Numbers are drawn in float64, so a float32 victim starts from the rounded weights of its float64
-    twin.
+    `fan-in` draws weights and biases from N(0, 1/fan_in), and `torch` from U(±1/√fan_in), as
+    torch.nn.Linear does. Random features follow the paper whatever `init` says: V ~ N(0, 1/d),
+    b ~ N(0, 1), θ = 0. Numbers are drawn in float64, so a float32 victim starts from the rounded
+    weights of the float64 victim with the same seed.
     """
     if init not in ("fan-in", "torch"):
         raise OptionError(f"expected --init fan-in or torch, got {init!r}; choose one of those")

@@ -1,5 +1,7 @@
-"""Any `torch.nn.Module` as a `Network`: f by `functional_call`, h(x; θ) by a hook on its last
-linear layer."""
+"""Wraps any `torch.nn.Module` as a `Network`.
+
+f is computed by `functional_call`, and h(x; θ) by a hook on the last linear layer.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,16 @@ from recollect.victim.activations import Activation
 from recollect.victim.network import Layer, Tap
 
 _PROBES = 7
-"""Points at which a module is tried: a number that its layers are unlikely to have positions of."""
+"""Number of points at which a module is tested. A layer is unlikely to have as many positions."""
 
 
 class ModuleNetwork:
     """x ↦ module(reshape(Ux)), with U the identity until `restrict` is called.
 
     The module is copied and put into evaluation mode: a layer that mixes the points of a batch
-    would give gradients of the batch, and not of f(x_i). What a module does cannot be read off its
-    list of layers, so everything claimed of it is tried at a few points, with the weights `theta`
-    it will be used with.
+    would give gradients of the batch, and not of f(x_i). The list of its layers does not show what
+    a module computes, so each of its properties is tested at a few points, with the weights
+    `theta` that it will be used with.
     """
 
     def __init__(
@@ -52,12 +54,12 @@ class ModuleNetwork:
             input_shape = (first.in_features,)
         self._module = copy.deepcopy(module).eval().requires_grad_(False)
         for layer in self._module.modules():
-            if hasattr(layer, "inplace"):  # what enters it is looked at later
+            if hasattr(layer, "inplace"):  # Hooks read the layer's input later.
                 layer.inplace = False  # type: ignore[assignment]
         tensors = [*self._module.named_parameters(), *self._module.named_buffers()]
         self._names = {
             name for name, _ in tensors
-        }  # each once: tied tensors have several names in a state dict
+        }  # Each tensor occurs once here; a state dict lists a tied tensor under several names.
         self._last_name = last_name
         self._U: Tensor | None = None
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -80,7 +82,7 @@ class ModuleNetwork:
             RuntimeError,
             ValueError,
             IndexError,
-        ) as error:  # what the module itself says of its input
+        ) as error:  # The module itself rejects its input.
             raise VictimError(
                 f"expected a module that takes inputs of shape {self.input_shape}, got: "
                 f"{str(error).splitlines()[0]}; "
@@ -142,8 +144,7 @@ class ModuleNetwork:
         return tuple(name for name, layer in every if isinstance(layer, nn.ReLU | nn.LeakyReLU))
 
     def smoothed(self, theta: Theta, X: Float[Tensor, "n d"], tau: float) -> ModuleNetwork:
-        """Kinks that are modules of their own (`nn.ReLU`, `nn.LeakyReLU`) are replaced; others
-        stay."""
+        """Only kinks that are separate modules (`nn.ReLU`, `nn.LeakyReLU`) are smoothed."""
         kinks = self._kinks
         calls = self._calls(kinks, theta, X)[1]
         smooth = copy.copy(self)
@@ -168,8 +169,10 @@ class ModuleNetwork:
         return dict(theta)
 
     def _basis(self, X: Tensor) -> Tensor:
-        """U where X is: copied once, since nothing may be copied from the host inside a CUDA
-        graph."""
+        """U on the device and in the precision of X.
+
+        It is copied once, because nothing may be copied from the host inside a CUDA graph.
+        """
         assert self._U is not None
         if (self._U.device, self._U.dtype) == (X.device, X.dtype):
             return self._U
@@ -182,7 +185,7 @@ class ModuleNetwork:
         return full.reshape(-1, *self.input_shape)
 
     def _entering(self, layer: str, theta: Theta, X: Tensor) -> Tensor:
-        """What enters the named layer."""
+        """The input of the named layer."""
         seen: list[Tensor] = []
 
         def watch(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
@@ -198,7 +201,7 @@ class ModuleNetwork:
     def _calls(
         self, names: tuple[str, ...], theta: Theta, X: Tensor
     ) -> tuple[Tensor, dict[str, list[tuple[nn.Module, Tensor, Tensor]]]]:
-        """f(X; θ), and for each named layer what entered and what left it, call by call."""
+        """f(X; θ), and the input and output of each named layer at each of its calls."""
         calls: dict[str, list[tuple[nn.Module, Tensor, Tensor]]] = {name: [] for name in names}
 
         def watch(
@@ -212,7 +215,7 @@ class ModuleNetwork:
             ) -> Tensor:
                 (entered,) = (*inputs, *named.values())
                 calls[name].append((layer, entered, output))
-                return output.clone()  # what follows may work in place
+                return output.clone()  # Later layers may work in place.
 
             return hook
 
@@ -227,10 +230,10 @@ class ModuleNetwork:
                 hook.remove()
 
     def _find_taps(self, theta: Theta, X: Tensor) -> tuple[str, ...]:
-        """Trained layers whose gradient is what their rule says, tried at X.
+        """Names of the trained layers whose gradient at X agrees with the formula of `Tap`.
 
-        A layer called twice, one that does not see the points in order, and one whose tensors are
-        used elsewhere fail.
+        A layer fails this test if it is called twice, if it does not see the points in order, or
+        if its tensors are also used elsewhere.
         """
         trained = {name.rpartition(".")[0] for name in self.trained}
         names = tuple(
@@ -249,7 +252,7 @@ class ModuleNetwork:
             weight = torch.randn(
                 outputs.shape[1], generator=torch.Generator().manual_seed(1), dtype=outputs.dtype
             )
-            value = (weight * outputs[0]).sum()  # of one point: nothing may come back to the others
+            value = (weight * outputs[0]).sum()  # Other points must get no gradient.
         found = []
         for name, tap in once.items():
             parts = [part for part in tap.layer.names if part in self.trained]
@@ -287,14 +290,14 @@ class ModuleNetwork:
             )
 
     def _probe_homogeneity(self, theta: Theta, X: Tensor) -> bool:
-        # h(2x) = 2^k h(x) with one k for all points, and no bias behind it.
+        # h(2x) = 2^k h(x) with the same k for all points, and the last layer has no bias.
         H1, H2 = self.features(theta, X), self.features(theta, 2 * X)
         ratio = H2.norm() / H1.norm().clamp_min(1e-300)
         return self.last.bias is None and torch.allclose(H2, ratio * H1, rtol=1e-9, atol=1e-12)
 
 
 class _Gradual(nn.Module):
-    """A kink between the slopes `left` and 1, spread over a width τ."""
+    """An activation with the slopes `left` and 1, whose kink is smoothed over a width τ."""
 
     def __init__(self, left: float, tau: float) -> None:
         super().__init__()

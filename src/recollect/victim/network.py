@@ -1,7 +1,7 @@
-"""f(x; θ): what every attack needs to know of a network.
+"""What every attack needs to know about a network f(x; θ).
 
-`Network` is the contract. `victim/mlp.py` fulfils it for fully connected networks and for random
-features, `victim/module.py` for any torch module.
+`Network` is the interface. `victim/mlp.py` implements it for fully connected networks and for
+random features, and `victim/module.py` for any torch module.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ class Layer:
 
 @dataclass(frozen=True)
 class Tap:
-    """One trained linear map as it acted on every point: Y_it = W A_it + b at each of its positions
-    t.
+    """Inputs and outputs of one trained linear layer: Y_it = W A_it + b for point i, position t.
 
-    A fully connected layer has one position, a convolution one for each place its kernel is put.
-    Hence ∂f/∂W = Σ_t B_it A_itᵀ and ∂f/∂b = Σ_t B_it, B_it = ∂f/∂Y_it.
+    A fully connected layer has one position; a convolution has one for each place of its kernel.
+    Hence ∂f/∂W = Σ_t B_it A_itᵀ and ∂f/∂b = Σ_t B_it with B_it = ∂f/∂Y_it.
     """
 
     layer: Layer
     A: Float[Tensor, "n t a"]
     Y: Tensor
-    """As the network made it, so that it can be differentiated by; `positions` lays out what has
-    its shape."""
+    """The output as the network computed it, so that derivatives with respect to it can be taken.
+    `positions` separates its positions from its outputs."""
     channels_first: bool = False
 
     def positions(self, B: Tensor) -> Float[Tensor, "*k n t b"]:
-        """Tensors of Y's shape, stacked or not, with positions and outputs as their last two
-        axes."""
+        """Reshape a tensor of Y's shape, or a stack of such tensors, so that positions and outputs
+        are its last two axes."""
         before = B.dim() - self.Y.dim() + 1
         if self.channels_first:
             return B.flatten(before + 1).transpose(-1, -2)
@@ -51,14 +50,15 @@ class Tap:
 
 @dataclass(frozen=True)
 class Bent:
-    """A layer's part D_i A_iᵀ of Σ_k α_k ∇f_k(x_i), and how both factors move with x_i."""
+    """One layer's part D_i A_iᵀ of Σ_k α_k ∇f_k(x_i), and the derivatives of both factors with
+    respect to x_i."""
 
     layer: Layer
     A: Float[Tensor, "n a"]
     dA: Float[Tensor, "a n d"]
     D: Float[Tensor, "n b"]
     dD: Float[Tensor, "b n d"] | None
-    """None where D is constant but for jumps, as it is with ReLU."""
+    """None where D is piecewise constant, as it is with ReLU."""
 
 
 @runtime_checkable
@@ -76,7 +76,7 @@ class Network(Protocol):
 
     @property
     def first(self) -> Layer | None:
-        """W_1, or None where the first thing done to x is not a linear map of the flat input."""
+        """W_1, or None if the first operation on x is not a linear map of the flat input."""
 
     @property
     def last(self) -> Layer:
@@ -84,11 +84,11 @@ class Network(Protocol):
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """The parameters that training moves: θ, without frozen ones."""
+        """The parameters that training changes: θ without the frozen ones."""
 
     @property
     def identity(self) -> str:
-        """Everything about the function but its parameters, in words that are the same in every
+        """A text that describes the function apart from its parameters, the same in every
         process."""
 
     @property
@@ -100,7 +100,7 @@ class Network(Protocol):
         """f(x_i; θ) for each row of X."""
 
     def features(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
-        """h(x_i; θ): what enters the last layer."""
+        """h(x_i; θ), the input of the last layer."""
 
     def jacobian(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "p n d"]:
         """∂h(x_i; θ)/∂x_i. The width comes first, so that all points together are one p×(nd)
@@ -108,23 +108,23 @@ class Network(Protocol):
 
     @property
     def kinked(self) -> bool:
-        """Whether it has kinks that `smoothed` can spread."""
+        """Whether the network has kinks that `smoothed` can smooth."""
 
     @property
     def untapped(self) -> tuple[str, ...]:
-        """Trained parameters that no tap can tell of."""
+        """Trained parameters of layers for which `taps` gives no tap."""
 
     def taps(
         self, theta: Theta, X: Float[Tensor, "n d"]
     ) -> tuple[Float[Tensor, "n c"], tuple[Tap, ...]]:
-        """f(x_i; θ), and each trained layer as it was used on the way."""
+        """f(x_i; θ), and the inputs and outputs of the trained layers."""
 
     def smoothed(self, theta: Theta, X: Float[Tensor, "n d"], tau: float) -> Network:
-        """The network with its kinks spread over τ times the size of what meets them when X goes
-        through it."""
+        """The network with each kink smoothed over a width of τ times the root mean square of the
+        values that enter it for X."""
 
     def restrict(self, U: Float[Tensor, "d r"]) -> Network:
-        """The network z ↦ f(Uz; θ'), θ' from `restrict_theta`."""
+        """The network z ↦ f(Uz; θ'), with θ' from `restrict_theta`."""
 
     def restrict_theta(self, theta: Theta, U: Float[Tensor, "d r"]) -> dict[str, Tensor]:
-        """θ' with which `restrict(U)` is z ↦ f(Uz; θ)."""
+        """The parameters θ' for which `restrict(U)` is z ↦ f(Uz; θ)."""

@@ -1,4 +1,4 @@
-"""What h(−x) tells about h(x): whether a network can tell a point from its negative."""
+"""How h(−x) is related to h(x), and so whether a network can tell a point from its negative."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recollect.victim.network import Network
 
 
 class Parity(Enum):
-    """What h(−x) tells about h(x)."""
+    """How h(−x) is related to h(x)."""
 
     NONE = "the sign of a point shows"
     LINEAR = "the odd part is linear: signs hide in the sum of all points"
@@ -20,7 +20,7 @@ class Parity(Enum):
 
 
 def parity(network: Network, theta: Theta) -> Parity:
-    """Tried at a few points, as everything that is claimed of a network."""
+    """The parity of the features h, found by testing them at a few random points."""
     device = next(iter(theta.values())).device
     theta = cast(
         theta, device, torch.float64

@@ -1,5 +1,5 @@
-"""The victim: a network and its weights before and after training. Everything an attack is
-given."""
+"""The victim: a network and its weights before and after training. It is the input of every
+attack."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recollect.victim.read.infer import Architecture, infer_network
 
 
 class Victim:
-    """f(·; θ), θ0 and θf, and Δθ = θf − θ0.
+    """A network f(·; θ), its weights θ0 and θf, and their difference Δθ = θf − θ0.
 
     Parameters
     ----------
@@ -35,8 +35,8 @@ class Victim:
     theta_f
         The weights after training, by name.
     input_shape
-        How a flat input is laid out (channels first): a torch module is called with it, and images
-        are shown with it.
+        The shape of one input (channels first). A torch module gets inputs of this shape, and
+        images are shown in it.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Victim:
         model: nn.Module | None = None,
         input_shape: tuple[int, ...] | None = None,
     ) -> Victim:
-        """The same as `load`."""
+        """The same as the function `load`."""
         return load(init, trained, activation=activation, model=model, input_shape=input_shape)
 
     @classmethod
@@ -80,7 +80,7 @@ class Victim:
         model: nn.Module | None = None,
         input_shape: tuple[int, ...] | None = None,
     ) -> Victim:
-        """The same from checkpoints that were read already."""
+        """The same as `load`, for checkpoints that were read already."""
         theta_0, theta_f = None if before is None else before.tensors, after.tensors
         architecture = Architecture.from_metadata(after.metadata)
         if before is not None:
@@ -124,7 +124,7 @@ class Victim:
         return select(self.network, parameters)
 
     def delta(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Δθ = θf − θ0 for these parameters, subtracted in float64: the weights nearly cancel."""
+        """Δθ = θf − θ0 for these parameters, in float64 because the weights nearly cancel."""
         if self.theta_0 is None:
             raise VictimError(
                 "expected the weights before training, got none; this attack explains θf − θ0 and "
@@ -160,7 +160,7 @@ def load(
     model: nn.Module | None = None,
     input_shape: tuple[int, ...] | None = None,
 ) -> Victim:
-    """Make a victim of the weights before and after training.
+    """Make a victim from the weights before and after training.
 
     Parameters
     ----------
@@ -170,7 +170,8 @@ def load(
     trained
         θf, likewise.
     activation
-        The network's activation. None: what the file says (checkpoints made here do), else ReLU.
+        The network's activation. None: the one that the file names (as files made by Recollect do),
+        or else ReLU.
     model
         The torch module whose weights these are. None: a plain MLP, inferred from the shapes of the
         weights.
@@ -180,7 +181,7 @@ def load(
     Returns
     -------
     Victim
-        What every attack is given. Nothing in a file is executed.
+        The input of every attack. No code in a file is executed.
     """
     after = load_checkpoint(trained)
     before = None if init is None else load_checkpoint(init)
@@ -198,7 +199,7 @@ def _check_names(network: Network, theta: Theta) -> None:
 
 
 def _check_model(model: nn.Module, theta: Theta) -> dict[str, Tensor]:
-    """The weights by the model's own names, which may all begin with what reading took off."""
+    """The weights under the model's own names, which may have a prefix that reading removed."""
     own = {name: value for name, value in model.state_dict().items() if not is_extra(name)}
     full = {bare: name for name, bare in bare_names(own).items()}
     theta = {full.get(name, name): value for name, value in theta.items()}
@@ -218,8 +219,7 @@ def _check_model(model: nn.Module, theta: Theta) -> dict[str, Tensor]:
 
 
 def differences(theta_0: Theta, theta_f: Theta) -> list[str]:
-    """Every way in which two checkpoints do not hold the same tensors in the same shapes, numbers
-    for numbers."""
+    """All differences between two checkpoints in the names, shapes and kinds of their tensors."""
     problems = [f"{name} only before training" for name in theta_0 if name not in theta_f]
     problems += [f"{name} only after training" for name in theta_f if name not in theta_0]
     problems += [
@@ -231,8 +231,8 @@ def differences(theta_0: Theta, theta_f: Theta) -> list[str]:
 
 
 def _form(tensor: Tensor) -> str:
-    """Its shape, and its type if that is not one of weights: float32 may become float16, but no
-    counter."""
+    """The shape, and the dtype unless it is a float: float32 may become float16, but not an
+    integer."""
     kind = "" if tensor.is_floating_point() else f" {tensor.dtype}".replace("torch.", "")
     return f"{list(tensor.shape)}{kind}"
 

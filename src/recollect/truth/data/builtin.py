@@ -1,4 +1,4 @@
-"""Two real image sets that need no network: crops of scikit-learn's two photographs, and its
+"""Two real image sets that need no download: crops of scikit-learn's two photographs, and its
 handwritten digits."""
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ import numpy as np
 _SIDE = 32
 _STRIDE = 16
 _MINIMUM_CONTRAST = 16.0
-"""Standard deviation in grey levels: below it a crop is plain sky or background."""
+"""Standard deviation in grey levels. A crop below it shows only sky or background."""
 _MAXIMUM_COSINE = 0.9
-"""Two crops more alike than this, after standardisation, are near-duplicates."""
+"""Two crops whose cosine after standardisation is above this are near-duplicates."""
 
 
 def photos() -> tuple[np.ndarray, np.ndarray]:
-    """32×32 colour crops at half resolution, in the order in which each adds most; labels 0
+    """32×32 colour crops at half resolution, the most different ones first, and their labels: 0
     (temple) and 1 (flower).
 
-    Crops are taken greedily, each time the one least like any taken before (by cosine, after
-    subtracting one scalar mean, as the network will see them), until the next would be a
-    near-duplicate. So the first n are well spread.
+    Crops are chosen greedily: each is the one least similar to all chosen before, until the next
+    would be a near-duplicate. The first n crops are therefore well spread. Similarity is the cosine
+    after subtracting one scalar mean, because the network will see the crops in this form.
     """
     from sklearn.datasets import load_sample_image
 
@@ -57,9 +57,9 @@ def _crops(photo: np.ndarray) -> np.ndarray:
 
 
 def _spread(likeness: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Indices in greedy order, the two labels taking turns, each pick the least like all picked
-    before."""
-    worst = likeness.mean(axis=1)  # before anything is taken: the crop least like the rest
+    """Indices in greedy order. The two labels alternate, and each pick is the one least similar to
+    all earlier picks."""
+    worst = likeness.mean(axis=1)  # the first pick is the crop least similar to the rest
     order: list[int] = []
     live = True
     while live:

@@ -1,8 +1,8 @@
-"""CIFAR-10 from the standard batches in a folder, binary or python, without running any code found
+"""CIFAR-10 from the standard batches in a folder, binary or Python, without running any code found
 in them.
 
-The python batches are pickles. What one asks for is written down (`recollect.victim.read.pickles`),
-and only if that is a plain array of bytes is one built.
+The Python batches are pickles. `recollect.victim.read.pickles` records the calls in a pickle
+without making them. An array is built only if these calls describe a plain array of bytes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def download_cifar10(folder: Path) -> None:
                     f"expected data_batch_{number}.bin in the archive, got none; fetch it again"
                 )
             batches[folder / f"data_batch_{number}.bin"] = member.read(10_000 * _RECORD + 1)
-    write_files(batches)  # at once: a folder with some would later pass for the whole
+    write_files(batches)  # all at once: a folder with only some would later pass as complete
 
 
 def _find(folder: Path) -> list[Path] | None:
@@ -173,7 +173,7 @@ _NAMES = (
 
 
 def _array(asked: Any, path: Path) -> np.ndarray:
-    """The array that a pickle tells of, if that is a plain one of bytes."""
+    """The array that a pickle describes, if it is a plain array of bytes."""
     try:
         _version, (rows, columns), dtype, fortran, raw = asked.state
         raw = as_bytes(raw)

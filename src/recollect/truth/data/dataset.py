@@ -1,4 +1,4 @@
-"""A data set as the victim sees it: inputs on the sphere, targets, the subspace they span."""
+"""A data set as the victim sees it: inputs on the sphere, their span, and targets."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Dataset:
 def from_images(
     images: np.ndarray, labels: np.ndarray, n: int, *, classes: int, keep_norms: bool = False
 ) -> Dataset:
-    """n images (N×H×W or N×H×W×3 bytes), equal counts of each class in file order; targets
-    one-hot."""
+    """A data set of n of the images (N×H×W or N×H×W×3 bytes), with equal counts of each class in
+    file order and one-hot targets."""
     if images.ndim == 3:
         images = images[..., None]
     if (
@@ -76,8 +76,8 @@ def from_arrays(
     keep_norms: bool = False,
     pixel_space: PixelSpace | None = None,
 ) -> Dataset:
-    """Rows scaled to norm √d (as:data_on_sphere) unless `keep_norms`; the basis is an orthonormal
-    span of the rows."""
+    """A data set with these rows, scaled to norm √d (as:data_on_sphere) unless `keep_norms` is set.
+    Its basis is an orthonormal basis of the span of the rows."""
     check_size(inputs.shape[1])
     inputs, targets = inputs.double(), targets.double()
     if not inputs.numel() or not targets.numel():
@@ -101,8 +101,8 @@ def from_arrays(
 
 
 def check_size(d: int) -> None:
-    """A kilobyte of zeros, packed, can be an image of any size; and no network takes so many
-    inputs."""
+    """Refuse points that are too large. A kilobyte of compressed zeros can be an image of any size,
+    and no network takes that many inputs."""
     if d > _LARGEST:
         raise DataError(
             f"expected at most {_LARGEST} numbers a point, got {d}; make the images smaller"
@@ -118,8 +118,8 @@ def span_of(X: Float[Tensor, "n d"]) -> Float[Tensor, "d r"]:
 
 
 def equal_counts(labels: np.ndarray, n: int, classes: int) -> np.ndarray:
-    """Indices of n points, as evenly over the classes as n allows, in file order within each;
-    sorted by class."""
+    """Indices of n points, spread over the classes as evenly as n allows. They are sorted by class,
+    and are in file order within each class."""
     if not 1 <= n <= 10**8:
         raise OptionError(
             f"expected --n between 1 and 10⁸, got {n:.6g}; ask for another number of points"
@@ -128,7 +128,7 @@ def equal_counts(labels: np.ndarray, n: int, classes: int) -> np.ndarray:
     chosen = []
     for label in range(classes):
         wanted = share + (label < extra)
-        if not wanted:  # nor for any after it: a file may tell of thousands of classes
+        if not wanted:  # nor from any later class; a file may declare thousands of classes
             break
         found = np.flatnonzero(labels == label)[:wanted]
         if len(found) < wanted:

@@ -17,19 +17,19 @@ from recollect.truth.data.dataset import check_size, equal_counts
 _LIMIT = 8 * 2**30
 _ALWAYS = 2**24
 _RATIO = 100
-"""An archive may unpack to so many bytes, or to so many times its own; zeros would be packed to a
-thousandth."""
+"""An archive may unpack to `_ALWAYS` bytes, or to `_RATIO` times its own size if that is more, but
+never to more than `_LIMIT` bytes. Zeros would be compressed to a thousandth of their size."""
 _FILE = 2**26
-"""Bytes of one image file: far more than any has that may be unpacked."""
+"""Largest size of one image file in bytes. No image that may be unpacked needs nearly as many."""
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""Whatever a file is called, it is read as one of these alone: others call programs, or are rarely
-looked after."""
+"""The only formats that are read, whatever a file's name. The readers of other formats call
+external programs or are poorly maintained."""
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz`; pickled objects are refused, and so is an archive that unpacks to
-    too much."""
+    """The arrays of an `.npz` file. Pickled objects are refused, and so is an archive that unpacks
+    to too many bytes."""
     if not path.is_file():
         raise DataError(f"expected an .npz file at {path}, got nothing there; check the path")
     try:
@@ -65,8 +65,8 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _array(content: bytearray) -> np.ndarray:
-    """What `np.save` wrote. The header is compared with what follows it before there is an array of
-    its shape."""
+    """The array that `np.save` wrote. The size in the header is compared with the data that follow
+    it before an array of that size is created."""
     stream = io.BytesIO(content)
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
@@ -90,10 +90,10 @@ def _array(content: bytearray) -> np.ndarray:
 
 
 def load_image_folder(folder: Path, n: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """The images that n points take, their labels, and how many classes there are.
+    """The n images that are chosen, their labels, and the number of classes.
 
-    Each subfolder is a class, in alphabetical order; without any, all are one. No other image is
-    opened.
+    Each subfolder is a class, in alphabetical order. Without subfolders, all images are one class.
+    Only the chosen images are opened.
     """
     subfolders = sorted(
         path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
@@ -121,8 +121,8 @@ def load_image_folder(folder: Path, n: int) -> tuple[np.ndarray, np.ndarray, int
 
 
 def _image(path: Path, like: np.ndarray | None) -> np.ndarray:
-    """The pixels, h×w×3. An image of another size than `like`, or too large for anything, is not
-    unpacked."""
+    """The pixels, h×w×3. An image that is too large, or not of the size of `like`, is refused
+    before it is unpacked."""
     from PIL import Image
 
     try:
@@ -130,8 +130,8 @@ def _image(path: Path, like: np.ndarray | None) -> np.ndarray:
             raise ValueError(f"a file of {path.stat().st_size >> 20} MiB")
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            # From memory, where asking for more than there is costs nothing; a file makes room for
-            # it first.
+            # The image is read from memory, where a request for more bytes than exist costs
+            # nothing. A read from a file would first allocate that many bytes.
             with Image.open(io.BytesIO(path.read_bytes()), formats=_FORMATS) as picture:
                 check_size(3 * math.prod(picture.size))
                 if like is not None and picture.size != like.shape[1::-1]:

@@ -1,4 +1,4 @@
-"""`--dataset`: a name, or the path of a folder or an `.npz` file."""
+"""The data set that `--dataset` gives: a name, or the path of a folder or an `.npz` file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def load_dataset(
     seed: int = 0,
     keep_norms: bool = False,
 ) -> Dataset:
-    """`synthetic`, `photos`, `digits`, `cifar10`, or a path. `dim`, `rank`, `noise` and `seed` are
-    for `synthetic`."""
+    """Load `synthetic`, `photos`, `digits`, `cifar10`, or a path. `dim`, `rank`, `noise` and `seed`
+    are for `synthetic` only."""
     if dataset == "synthetic":
         return synthetic(n=n, dim=dim, rank=rank, noise=noise, seed=seed)
     if dataset in ("photos", "digits"):

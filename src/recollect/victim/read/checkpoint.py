@@ -1,5 +1,5 @@
-"""Reading θ0 and θf from files that may be hostile: `.safetensors`, and `.pt` without running what
-it asks for."""
+"""Reads θ0 and θf from `.safetensors` and `.pt` files that may be hostile, without running any of
+their code."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from recollect.victim.read.torch_file import TorchFile, open_torch_file
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = re.compile(r"(?:module\.|_orig_mod\.)*")
-"""What `DataParallel` and `torch.compile` put before every name."""
+"""Prefixes that `DataParallel` and `torch.compile` put before every name."""
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _COUNTS = (torch.int64, torch.bool)
-"""Buffers beside the weights: counters, positions, masks. Smaller integers are quantised
+"""Types of buffers that are not weights: counters, positions, masks. Smaller integers are quantised
 weights."""
 _LARGEST = 1e100
 """Weights beyond this are broken, and their squares would overflow."""
@@ -39,9 +39,9 @@ class Checkpoint:
     path: Path
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
-    """Of a `.safetensors` file; empty for others."""
+    """The metadata of a `.safetensors` file; empty for other sources."""
     beside: frozenset[str] = frozenset()
-    """The keys of all that lies beside the weights: settings, scores, the state of an optimiser."""
+    """The keys of everything else in the file: settings, scores, the state of an optimiser."""
 
 
 Source = str | Path | Mapping[str, Any] | nn.Module
@@ -49,7 +49,7 @@ Source = str | Path | Mapping[str, Any] | nn.Module
 
 
 def load_checkpoint(source: Source) -> Checkpoint:
-    """A checkpoint whose tensors can all be used. Nothing in a file is executed."""
+    """Read a checkpoint and check that all its tensors can be used. No code in a file is run."""
     checkpoint = read_checkpoint(source)
     for name, tensor in checkpoint.tensors.items():
         check_tensor(checkpoint.path, name, tensor)
@@ -57,7 +57,7 @@ def load_checkpoint(source: Source) -> Checkpoint:
 
 
 def read_checkpoint(source: Source) -> Checkpoint:
-    """The same, whatever the tensors are: `check_tensor` says of each whether it can be used."""
+    """Read a checkpoint without a check of its tensors, which is left to `check_tensor`."""
     if not isinstance(source, str | Path):
         return _from_memory(source)
     path = Path(source)
@@ -66,13 +66,13 @@ def read_checkpoint(source: Source) -> Checkpoint:
             f"expected a checkpoint at {path}, got "
             f"{'a folder' if path.is_dir() else 'nothing there'}; check the path"
         )
-    # By content: people call the same file .pt, .pth.tar, .ckpt or .pkl.
+    # The format is found from the content: the same file may be called .pt, .pth.tar, .ckpt, .pkl.
     with path.open("rb") as stream:
         start = stream.read(9)
     metadata: dict[str, str] = {}
     beside: frozenset[str] = frozenset()
-    torchs = start.startswith((b"PK\x03\x04", b"\x80"))  # an archive; a pickle, as before torch 1.6
-    # The header of safetensors comes after its length, whose first byte may be that of a pickle.
+    torchs = start.startswith((b"PK\x03\x04", b"\x80"))  # zip, or pickle (before torch 1.6)
+    # A safetensors file begins with the length of its header, whose first byte may be a pickle's.
     if start[8:] == b"{" and (
         not torchs or int.from_bytes(start[:8], "little") <= path.stat().st_size
     ):
@@ -151,20 +151,20 @@ def check_tensor(path: Path, name: str, tensor: Tensor) -> None:
 
 
 def bare_names(names: Iterable[str]) -> dict[str, str]:
-    """Each name without what was put before all of them."""
+    """Each name without the wrappers' prefix that all names share."""
     names = list(names)
     prefix = _PREFIXES.match(_common_start(names))
     return {name: name[prefix.end() :] if prefix else name for name in names}
 
 
 def _common_start(names: list[str]) -> str:
-    """The longest start that all names share, character by character."""
+    """The longest prefix that all names share."""
     least, most = min(names, default=""), max(names, default="")
     return next((least[:k] for k, char in enumerate(least) if most[k] != char), least)
 
 
 def is_extra(name: str) -> bool:
-    """Whether it is what a module saves besides tensors (`get_extra_state`), which is no weight."""
+    """Whether an entry is the extra state of a module (`get_extra_state`), which is no weight."""
     return name.rpartition(".")[2] == "_extra_state"
 
 
@@ -208,14 +208,14 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], frozenset[str]]:
 
 
 def _state_dict(file: TorchFile, path: Path) -> dict[Any, Any]:
-    """The file's content, or what lies in it under a name that is used for it, or the only thing
-    that can be it."""
+    """The state dict of a file: its content, an entry with a usual name, or the only entry that
+    fits."""
     content = file.content
-    for _ in range(4):  # a hostile dictionary may hold itself
+    for _ in range(4):  # A hostile dictionary may contain itself.
         if not isinstance(content, dict) or _is_state_dict(file, content):
             break
         inner = [content[key] for key in _WRAPPERS if isinstance(content.get(key), dict)]
-        if not inner:  # each once: a thousand keys may have the same large dictionary
+        if not inner:  # Each is tested once: many keys may share one large dictionary.
             each = {id(value): value for value in content.values() if isinstance(value, dict)}
             inner = [value for value in each.values() if _is_state_dict(file, value)]
             if len(inner) > 1:
@@ -254,16 +254,16 @@ def _is_state_dict(file: TorchFile, content: Mapping[Any, Any]) -> bool:
 
 
 def _weight(file: TorchFile, value: Any) -> Asked | None:
-    """The tensor that a value of a state dict is, if any; of a quantised layer's weight and bias,
-    the weight."""
+    """The tensor in a value of a state dict, or None. For the weight and bias of a quantised layer
+    it is the weight."""
     if isinstance(value, tuple) and value and file.is_quantised(value[0]):
         value = value[0]
     return value if isinstance(value, Asked) and file.is_tensor(value) else None
 
 
 def _keys(content: Any, without: object) -> frozenset[str]:
-    """Every key in the content but for those of one dictionary. Each thing is looked at once,
-    however often it is spoken of."""
+    """All keys in the content except those of one dictionary. Each object is visited once, however
+    often it is referenced."""
     keys: set[str] = set()
     seen, left = {id(without)}, [content]
     while left:

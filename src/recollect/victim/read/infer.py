@@ -1,5 +1,7 @@
-"""A plain MLP, or random features, from a bare state dict: shapes give the widths, the chain of
-shapes the order."""
+"""Infers a plain MLP, or random features, from a state dict alone.
+
+The shapes of the weights give the widths, and the order in which they chain is that of the layers.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,17 @@ from recollect.victim.mlp import MLP, random_features
 from recollect.victim.network import Layer
 
 METADATA_KEY = "recollect"
-"""Checkpoints made here carry their architecture under this key: what a model card would tell,
-nothing of the data."""
+"""Metadata key under which Recollect's checkpoints describe their architecture. It holds what a
+model card would tell, and nothing about the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What a state dict does not hold: the activation, and how a flat input is laid out as an
+    """What a state dict does not hold: the activation, and the shape of a flat input as an
     image."""
 
     activation: str | None = None
-    """None: not said."""
+    """None if the checkpoint does not name it."""
     input_shape: tuple[int, ...] | None = None
     run: str | None = None
     """A name that the two checkpoints of one training run share."""
@@ -61,13 +63,13 @@ class Architecture:
 
 
 def infer_network(state: Theta, activation: str | None = None) -> MLP:
-    """The MLP whose parameters `state` holds. ReLU is assumed unless told: a state dict does not
-    say."""
+    """The MLP whose parameters `state` holds. ReLU is assumed unless `activation` is given, because
+    a state dict does not name it."""
     if activation is None:
         return replace(infer_network(state, "relu"), assumed=True)
     state = {
         name: tensor for name, tensor in state.items() if tensor.is_floating_point()
-    }  # no counters
+    }  # Counters are left out.
     if set(state) in ({"V", "theta"}, {"V", "b", "theta"}):
         return _random_features(state, activation)
     weights = {name: tuple(tensor.shape) for name, tensor in state.items() if tensor.dim() == 2}
@@ -130,15 +132,15 @@ def _bias_of(weight: str) -> str:
 
 
 def _order(weights: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The layers from input to output: the one order in which shapes chain and numbers in like
-    names count up."""
+    """The layers from input to output: the only order in which the shapes chain and the numbers in
+    similar names increase."""
     families: dict[str, list[str]] = {}
     for name in sorted(
         weights, key=lambda name: [int(digits) for digits in re.findall(r"\d+", name)]
     ):
         families.setdefault(re.sub(r"\d+", "#", name), []).append(name)
-    # Within a family the order is fixed; only how families interleave is searched, and not for a
-    # hostile file's 30!.
+    # Names that differ only in their numbers form a family, whose order is fixed. Only the ways to
+    # interleave families are searched, and a hostile file with 30! of them is refused.
     searched = (
         _chains(list(families.values()), weights) if len(families) <= _FAMILIES else iter((None,))
     )
@@ -159,26 +161,28 @@ def _order(weights: Mapping[str, tuple[int, ...]]) -> list[str]:
 
 _FAMILIES = 8
 _STEPS = 20_000
-"""Far more than it takes to find two orders where there are two; without an end of steps there is
-none to dead ends."""
+"""Step limit of the backtracking search, which would otherwise take exponential time on dead ends.
+It is far more than is needed to find two orders where there are two."""
 
 
 def _chains(
     families: list[list[str]], weights: Mapping[str, tuple[int, ...]]
 ) -> Iterator[list[str] | None]:
-    """Every order that fits, depth first; None at the end if the search was given up. No recursion:
-    there may be a thousand layers."""
+    """Yield every order that fits, depth first, and None at the end if the step limit was reached.
+
+    The search is not recursive, because there may be a thousand layers.
+    """
     total, taken = sum(map(len, families)), [0] * len(families)
     chain: list[str] = []
-    last: list[int] = []  # the family of each in the chain
-    choices = [iter(range(len(families)))]  # the families still to be tried after each
+    last: list[int] = []  # the family of each layer in the chain
+    choices = [iter(range(len(families)))]  # the families still to be tried after each layer
     for _ in range(_STEPS):
         for k in choices[-1]:
             if taken[k] < len(families[k]):
                 name = families[k][taken[k]]
                 if not chain or weights[chain[-1]][0] == weights[name][1]:
                     break
-        else:  # nothing fits here, or all of it was tried: one step back
+        else:  # Nothing is left to try here: go one step back.
             choices.pop()
             if not chain:
                 return

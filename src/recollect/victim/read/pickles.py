@@ -1,10 +1,10 @@
-"""Pickles read as data: what they ask for is written down, and nothing of it is done.
+"""Reads pickles as data: the calls that a pickle asks for are recorded, and none is made.
 
-An unpickler, even one from which no code can be reached, does as it is told: it makes a table of
-2³¹ places for one that is numbered so, a gigabyte of zeros for a `bytearray`, a hash of a tuple in
-a tuple in a tuple until the stack overflows. Here there are values, containers of values, and notes
-of what else was asked for. What is read once may be spoken of many times: whatever takes longer for
-a longer value is paid for by its length, each time.
+Even an unpickler that can reach no code obeys a hostile pickle: it allocates a memo table of 2³¹
+entries if one entry has that number, or a gigabyte of zeros for a `bytearray`, or it hashes nested
+tuples until the stack overflows. Here there are only values, containers of values, and records of
+all other requests. A value that is read once may be used many times, so an operation that takes
+longer for a longer value is charged for the length of the value each time.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 _MOST = 2_000_000
-"""Operations: seconds of time, and tens of thousands of tensors."""
+"""Limit on the number of operations. They take seconds and suffice for tens of thousands of
+tensors."""
 _TOO_MANY = f"a pickle of over {_MOST} operations"
 _ENCODE = "_codecs.encode"
 
 
 class Forbidden(ValueError):
-    """A pickle asks for a name that it has no business with."""
+    """A pickle asks for a name that it must not use."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """A function or a class, which is not looked up."""
+    """The name of a function or class, which is never imported."""
 
     name: str
 
 
 @dataclass(slots=True)
 class Asked:
-    """A call that is not made, and the state that its result would have been given."""
+    """A call that is asked for but not made, and the state that its result would have received."""
 
     name: str
     args: tuple[Any, ...]
@@ -47,11 +48,11 @@ def read_pickle(
     names: Collection[str],
     outside: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """The value that the stream holds next. ValueError where it is damaged, `Forbidden` for names
-    other than `names`.
+    """Read the next value of the stream.
 
-    `outside` says what stands for something that the pickle refers to and does not hold. The stream
-    lies in memory: an open file that is asked for 2³¹ bytes makes room for them first.
+    Raises ValueError if the pickle is damaged, and `Forbidden` if it uses a name that is not in
+    `names`. `outside` gives the value for a reference to an object outside the pickle. The stream
+    must be in memory: an open file that is asked for 2³¹ bytes allocates them in advance.
     """
     machine = _Machine(names, outside)
     try:
@@ -63,8 +64,7 @@ def read_pickle(
 
 
 def as_bytes(value: Any) -> bytes:
-    """Bytes, also those that python 3 pickled in protocol 2, as a call that makes them of a
-    text."""
+    """The bytes of a value. In protocol 2, Python 3 pickles bytes as a call that encodes a text."""
     if (
         isinstance(value, Asked)
         and value.name == _ENCODE
@@ -93,7 +93,7 @@ class _Machine:
             stack.append(arg)
         elif opcode in _MADE:
             stack.append(_MADE[opcode]())
-        elif opcode in _STRINGS:  # of python 2: bytes, which pickletools reads as latin1
+        elif opcode in _STRINGS:  # Python 2 bytes, which pickletools reads as latin1
             stack.append(arg.encode("latin1"))
         elif opcode in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
             self._memo[len(self._memo) if opcode == "MEMOIZE" else arg] = stack[-1]
@@ -124,7 +124,7 @@ class _Machine:
             stack.append(self._asked(_of(Name, called).name, _of(tuple, args)))
         elif opcode == "BUILD":
             (state,) = self._last(1)
-            if not isinstance(stack[-1], dict):  # an OrderedDict's attributes, which nobody needs
+            if not isinstance(stack[-1], dict):  # Attributes of an OrderedDict are ignored.
                 _of(Asked, stack[-1]).state = state
         elif opcode in ("PERSID", "BINPERSID"):
             said = arg if opcode == "PERSID" else self._last(1)[0]
@@ -144,7 +144,7 @@ class _Machine:
             raise ValueError(_TOO_MANY)
 
     def _last(self, count: int) -> list[Any]:
-        """So many values from the top, and not from below the last mark."""
+        """Take `count` values from the top of the stack, but none from below the last mark."""
         if len(self.stack) - (self._marks[-1] if self._marks else 0) < count:
             raise IndexError
         items = self.stack[-count:]
@@ -160,17 +160,17 @@ class _Machine:
     def _name(self, module: str, name: str) -> Name:
         full = f"{module}.{name}"
         if full not in self._names:
-            raise Forbidden(full[:100])  # enough to know it by
+            raise Forbidden(full[:100])  # long enough to be recognised
         return Name(full)
 
     def _asked(self, name: str, args: tuple[Any, ...]) -> Any:
-        """A note of the call; of one that makes a dictionary, the dictionary."""
+        """A record of the call, or the dictionary itself if the call makes one."""
         if name == "collections.defaultdict":
             return {}
         if name != "collections.OrderedDict":
             return Asked(name, args)
         pairs = _of(list, args[0]) if args else []
-        self._spend(len(pairs))  # of a list that may be given to many
+        self._spend(len(pairs))  # Many calls may share this list.
         if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
             raise ValueError("a pickle with a key and no value")
         return self._filled({}, [part for pair in pairs for part in pair])
@@ -183,9 +183,9 @@ class _Machine:
                 self._spend(len(_of(str, key.args[0])) >> 6)
                 key = as_bytes(key)
             if isinstance(key, (str, bytes)):
-                self._spend(len(key) >> 6)  # as long as it takes to find two long ones equal
+                self._spend(len(key) >> 6)  # Comparing keys takes longer for long ones.
             elif isinstance(key, (tuple, Name, Asked)):
-                # nothing is looked up by it, and a tuple's hash may take more stack than there is
+                # Nothing is looked up by such a key, and hashing a tuple may overflow the stack.
                 continue
             elif not (
                 key is None or isinstance(key, float) or (isinstance(key, int) and abs(key) < 2**63)

@@ -1,8 +1,7 @@
-"""What `torch.save` wrote, without `torch.load`: tensors are views of bytes of the file, and of no
-more than it holds.
+"""Reads files of `torch.save` without `torch.load`. Tensors are views of bytes that the file holds.
 
-`weights_only=True` keeps code from running. It does not keep a file of some hundred bytes from
-asking for tensors of terabytes, or from ending the process.
+`torch.load` with `weights_only=True` runs no code of a file, but a file of some hundred bytes can
+still ask for tensors of terabytes or crash the process.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from recollect.system.files import read_member
 from recollect.victim.read.pickles import Asked, Name, read_pickle
 
 _MAGIC = 0x1950A86A20F9469CFC6C
-"""The first value in a file from before torch 1.6, which was no archive."""
+"""The first value in a file from before torch 1.6, which is not a zip archive."""
 _STORAGES = {
     "torch.DoubleStorage": torch.float64,
     "torch.FloatStorage": torch.float32,
@@ -56,7 +55,8 @@ _AROUND = {
 _QUANTISED = f"{_REBUILT}qtensor"
 _OTHER = {_QUANTISED, f"{_REBUILT}sparse_tensor", f"{_REBUILT}meta_tensor_no_storage"}
 _TYPED = "torch._tensor._rebuild_from_type_v2"
-"""Of a tensor with attributes: how to build it, its class, with what."""
+"""Rebuilds a tensor with attributes. Its arguments are a function, a class, and the function's
+arguments."""
 _TENSORS = _PLAIN | _AROUND | _OTHER | {_TYPED}
 _BESIDE = {
     "argparse": ("Namespace",),
@@ -90,7 +90,7 @@ _BESIDE = {
         ),
     ),
 }
-"""By module: the settings, scores and dates that people save with their weights."""
+"""By module, the types of settings, scores and dates that people save with their weights."""
 _NAMES = {
     *_STORAGES,
     *_DTYPES,
@@ -99,7 +99,7 @@ _NAMES = {
     *("torch.per_tensor_affine", "torch.per_channel_affine", "torch.serialization._get_layout"),
     *(f"{module}.{name}" for module, names in _BESIDE.items() for name in names),
 }
-"""What the pickle of an ordinary checkpoint asks for. None of it is done, or even looked up."""
+"""The names that the pickle of an ordinary checkpoint uses. None is called, or even imported."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ class _Storage:
 
 
 class TorchFile:
-    """A file's content, as `read_pickle` has it, and the tensors it speaks of."""
+    """The content of a file, as `read_pickle` returns it, and the tensors that it refers to."""
 
     def __init__(self, content: Any, storage: Callable[[str], bytearray], size: int) -> None:
         self.content = content
         self._storage = lru_cache(maxsize=None)(lambda key: _bytes(storage(key)))
         self._left = (
             4 * size + 2**26
-        )  # bytes of tensors: shared and expanded ones count anew, and are few
+        )  # Limit in bytes. Shared and expanded tensors count each time, but there are few.
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, Asked) and value.name in _TENSORS
@@ -126,8 +126,10 @@ class TorchFile:
         return isinstance(value, Asked) and value.name == _QUANTISED
 
     def tensor(self, asked: Asked) -> Tensor:
-        """The tensor; on no device (`meta`) if it is not a plain one. ValueError if it cannot be
-        what it says it is."""
+        """The tensor that a call describes; it is on the device `meta` if it is not a plain tensor.
+
+        Raises ValueError if the description is not valid.
+        """
         for _ in range(4):  # a parameter may be wrapped around a parameter
             if asked.name in _AROUND:
                 asked = _one(Asked, asked.args[:1])
@@ -179,8 +181,11 @@ class TorchFile:
 
 @contextmanager
 def open_torch_file(path: Path) -> Iterator[TorchFile]:
-    """ValueError (or what `zipfile` raises) where the file is damaged, `Forbidden` where it asks
-    for code."""
+    """Open a file of `torch.save`.
+
+    Raises ValueError (or an error of `zipfile`) if the file is damaged, and `Forbidden` if it asks
+    for code.
+    """
     with path.open("rb") as stream:
         if stream.read(4) == b"PK\x03\x04":
             with zipfile.ZipFile(stream) as archive:
@@ -189,19 +194,19 @@ def open_torch_file(path: Path) -> Iterator[TorchFile]:
         else:
             with mmap.mmap(
                 stream.fileno(), 0, access=mmap.ACCESS_READ
-            ) as whole:  # whose `read` never makes room first
+            ) as whole:  # Its `read` does not allocate memory in advance.
                 old = _Old(whole)
                 yield TorchFile(old.content, old.storage, len(whole))
 
 
 class _Members:
-    """An archive: the pickle is `NAME/data.pkl`, a storage `NAME/data/KEY`."""
+    """A zip archive. The pickle is `NAME/data.pkl`, and each storage is `NAME/data/KEY`."""
 
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
         self._archive = archive
         self._entries = {entry.filename: entry for entry in archive.infolist()}
         unpacked = sum(entry.file_size for entry in archive.infolist())
-        if unpacked > size:  # torch packs nothing
+        if unpacked > size:  # Torch does not compress.
             raise ValueError(f"an archive of {size} bytes that unpacks to {unpacked}")
         found = [
             name for name in self._entries if name.endswith("/data.pkl") and name.count("/") == 1
@@ -225,8 +230,8 @@ class _Members:
 
 
 class _Old:
-    """A file from before torch 1.6: pickles one after the other, then each storage, its length
-    before it."""
+    """A file from before torch 1.6: several pickles, and then each storage, preceded by its
+    length."""
 
     def __init__(self, whole: mmap.mmap) -> None:
         self._whole = whole
@@ -271,7 +276,7 @@ def _bytes(content: bytearray) -> Tensor:
 
 
 def _storage(said: Any) -> _Storage:
-    """('storage', kind, key, device, count), and in old files None at the end."""
+    """A storage from ('storage', kind, key, device, count). Old files add None at the end."""
     fits = isinstance(said, tuple) and len(said) in (5, 6) and said[0] == "storage"
     if (
         not fits
@@ -282,7 +287,7 @@ def _storage(said: Any) -> _Storage:
         raise ValueError("a reference to something that is no storage")
     (count,) = _sizes((said[4],))
     key = _one(str, (said[2],))
-    if len(key) > 100:  # thousands of tensors may have it
+    if len(key) > 100:  # Thousands of tensors may repeat it.
         raise ValueError("a storage of too long a name")
     return _Storage(_STORAGES[said[1].name], key, count)
 
@@ -295,7 +300,7 @@ def _dtype(value: Any) -> torch.dtype:
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
-    """A shape, strides or an offset: a few whole numbers of ordinary size."""
+    """Check that a shape, strides or an offset consist of a few integers of ordinary size."""
     if isinstance(value, Asked) and value.name == "torch.Size" and len(value.args) == 1:
         value = value.args[0]
     if not isinstance(value, (tuple, list)) or len(value) > 64:
