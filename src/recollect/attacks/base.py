@@ -48,16 +48,16 @@ class Cost:
         Time of a single step. An attack cannot end sooner.
     bytes
         Peak memory.
-    equations, unknowns
-        Their numbers for n points. With more unknowns than equations the points are not determined.
-        Zero if the counts mean nothing for this attack.
+    equations_effective, coordinates
+        Equations that remain for the free coordinates of n points. With fewer equations than
+        coordinates nothing is determined. Zero where counting says nothing.
     """
 
     seconds: float = 0.0
     step_seconds: float = 0.0
     bytes: int = 0
-    equations: int = 0
-    unknowns: int = 0
+    equations_effective: int = 0
+    coordinates: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

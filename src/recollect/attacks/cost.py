@@ -42,8 +42,8 @@ def victim_cost(search: Search, victim: Victim, n: int, machine: Machine) -> Cos
         seconds=cost.seconds,
         step_seconds=cost.step_seconds,
         bytes=cost.bytes,
-        equations=problem.equations,
-        unknowns=problem.unknowns(n),
+        equations_effective=problem.effective_equations(n),
+        coordinates=problem.coordinates(n),
     )
 
 

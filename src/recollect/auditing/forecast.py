@@ -20,8 +20,8 @@ class Forecast:
 
     parameters: str
     n: int
-    equations: int
-    unknowns: int
+    equations_effective: int
+    coordinates: int
     seconds: float
     step_seconds: float
     """Time of one step. A search cannot take less."""
@@ -43,16 +43,19 @@ def forecast(victim: Victim, attack: Exact, n: int, machine: Machine) -> Forecas
     """The forecast of one attack with n points."""
     cost = attack.cost(victim, n, machine)
     against, memory = "", total_memory(machine.device)
-    if cost.unknowns > cost.equations:
-        against = f"{cost.equations} equations for {cost.unknowns} unknowns: any points would do"
+    if cost.coordinates > cost.equations_effective:
+        against = (
+            f"{cost.equations_effective} effective equations for {cost.coordinates} coordinates: "
+            "any points would do"
+        )
     elif cost.bytes > memory:
         needed, there = readable_bytes(cost.bytes), readable_bytes(memory)
         against = f"about {needed} would be needed, and {there} may be used"
     return Forecast(
         parameters=attack.parameters,
         n=n,
-        equations=cost.equations,
-        unknowns=cost.unknowns,
+        equations_effective=cost.equations_effective,
+        coordinates=cost.coordinates,
         seconds=cost.seconds,
         step_seconds=cost.step_seconds,
         bytes=cost.bytes,

@@ -52,7 +52,7 @@ def inspect(
     where = choose_device(options.device)
     victim = load_victim(paths, network_options(given(flags, only=NetworkOptions)))
     announce_svd(terminal, victim)
-    looked = inspect_victim(victim)
+    looked = inspect_victim(victim, n=options.n)
     settings = outlook(
         victim, looked, looked.rank if options.n is None else options.n, Machine.measured(where)
     )
@@ -67,11 +67,13 @@ def inspect(
     }
     for counting in looked.counting:
         rows[f"--parameters {counting.parameters}"] = (
-            f"{counting.equations} equations, {counting.unknowns_each} unknowns per point: at most "
+            f"{counting.equations} equations; {counting.equations_effective} of them remain for "
+            f"the {counting.coordinates} coordinates of {counting.n} points; at most "
             f"{counting.most_points} points by counting (necessary, not sufficient)"
         )
-        rows[f"  n: equations per unknown ({counting.parameters})"] = ", ".join(
-            f"{number}: {counting.equations / unknowns:.3g}" for number, unknowns in counting.by_n()
+        rows[f"  n: equations per coordinate ({counting.parameters})"] = ", ".join(
+            f"{number}: {equations / max(1, coordinates):.3g}"
+            for number, equations, coordinates in counting.by_n
         )
     for one in settings:
         rows[f"expected for n = {one.n}, {one.parameters}"] = (
@@ -88,7 +90,7 @@ def inspect(
         "gap_found": None if looked.spectrum is None else looked.spectrum.found,
         "singular_values": values,
         "moved": {name: finite(share) for name, share in looked.moved.items()},
-        "counting": [{**asdict(one), "by_n": one.by_n()} for one in looked.counting],
+        "counting": [asdict(one) for one in looked.counting],
         "settings": [{**asdict(one), "worth_trying": not one.against} for one in settings],
         "norms_identifiable": looked.norms_identifiable,
         "signs": looked.signs.value,

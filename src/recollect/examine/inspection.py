@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from recollect.errors import OptionError, VictimError
-from recollect.examine.subspace import Spectrum, spectrum
+from recollect.examine.counting import effective_equations, largest, output_rank
+from recollect.examine.subspace import Spectrum, bias_scale, spectrum
+from recollect.shapes import Theta
 from recollect.victim.parity import Parity, parity
 from recollect.victim.read.checkpoint import Source
 from recollect.victim.victim import Victim, load
@@ -17,20 +19,34 @@ from recollect.victim.victim import Victim, load
 
 @dataclass(frozen=True)
 class Counting:
-    """Equations that some parameters give, and the most points they could determine."""
+    """Equations that some parameters give, and the most points they could determine.
+
+    Parameters
+    ----------
+    parameters
+        `last` or `all`.
+    equations
+        Entries of the change that are to be explained.
+    n
+        The number of points that the next two fields are about: the rank, if nobody said.
+    equations_effective
+        Equations that remain for the coordinates of n points, gradients taken at θf
+        (`examine/counting.py`).
+    coordinates
+        The free coordinates of n points.
+    most_points
+        The largest number of points with as many effective equations as coordinates.
+    by_n
+        n, its effective equations and its coordinates, for n = 1, 2, 5, 10, … up to the most.
+    """
 
     parameters: str
     equations: int
+    n: int
+    equations_effective: int
+    coordinates: int
     most_points: int
-    """The largest n with n(r − 1 + c) ≤ equations (n(r + c) where norms are unknown too)."""
-    unknowns_each: int
-    """Of a point: its coordinates and its coefficients."""
-
-    def by_n(self) -> list[tuple[int, int]]:
-        """n and its unknowns, for n = 1, 2, 5, 10, … up to the most, and that."""
-        series = (step * 10**k for k in range(len(str(self.most_points))) for step in (1, 2, 5))
-        numbers = sorted({n for n in series if n < self.most_points} | {max(1, self.most_points)})
-        return [(n, n * self.unknowns_each) for n in numbers]
+    by_n: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,7 @@ def inspect(
     victim: Victim | Source,
     trained: Source | None = None,
     *,
+    n: int | None = None,
     activation: str | None = None,
     model: nn.Module | None = None,
     input_shape: tuple[int, ...] | None = None,
@@ -83,6 +100,8 @@ def inspect(
         A victim; or the weights before training, as `load` takes them.
     trained
         The weights after training, where `victim` is not a victim.
+    n
+        The number of points to count equations for. None: the rank of ΔW_1.
     activation, model, input_shape
         As for `load`.
 
@@ -103,16 +122,11 @@ def inspect(
     except VictimError as error:
         found, missing = None, str(error)
     rank = victim.d if found is None else found.rank
-    free = not victim.network.homogeneous
-    unknowns, signs = rank - (0 if free else 1) + victim.c, parity(victim.network, victim.theta_f)
-    counting = []
-    # Outside the span of ΔW_1 there is nothing to explain: those entries are no equations.
-    theta = victim.theta_f
-    if found is not None:
-        theta = victim.network.restrict_theta(theta, found.basis())
-    for parameters in ("last", "all"):
-        equations = sum(theta[name].numel() for name in victim.select(parameters))
-        counting.append(Counting(parameters, equations, equations // unknowns, unknowns))
+    free, signs = not victim.network.homogeneous, parity(victim.network, victim.theta_f)
+    counting = [
+        _count(victim, found, parameters, rank if n is None else n)
+        for parameters in ("last", "all")
+    ]
     return Inspection(
         description=victim.describe(),
         moved=_moved(victim),
@@ -123,6 +137,32 @@ def inspect(
         signs=signs,
         expectations=tuple(_expectations(victim, found, missing, signs)),
     )
+
+
+def _count(victim: Victim, found: Spectrum | None, parameters: str, n: int) -> Counting:
+    network, names = victim.network, victim.select(parameters)
+    theta: Theta = victim.theta_f
+    rank = output_rank(network, victim.delta(network.last.names), theta)
+    sliced = found is not None and bias_scale(victim) is not None
+    # Outside the span of ΔW_1 there is nothing to explain: those entries are no equations.
+    if found is not None:
+        if sliced:
+            network, theta = network.augmented(), network.augment_theta(theta, 1.0)
+            joined = victim.network.first if network.first != victim.network.first else None
+            names = tuple(name for name in names if joined is None or name != joined.bias)
+        theta = network.restrict_theta(theta, found.basis())
+    fixed = sliced or victim.network.homogeneous
+    free = (victim.d if found is None else found.rank) - (1 if fixed else 0)
+
+    def effective(n: int) -> int:
+        return effective_equations(network, theta, names, n, rank=rank, families=1)
+
+    equations = sum(theta[name].numel() for name in names)
+    most = largest(lambda n: effective(n) >= n * free, equations)
+    series = (step * 10**k for k in range(len(str(most))) for step in (1, 2, 5))
+    numbers = sorted({number for number in series if number < most} | {max(1, most)})
+    by_n = tuple((number, effective(number), number * free) for number in numbers)
+    return Counting(parameters, equations, n, effective(n), n * free, most, by_n)
 
 
 def _moved(victim: Victim) -> dict[str, float]:
