@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.errors import OptionError
-from recollect.geometry import FreeRadius, Geometry, SharedSubspace, Sphere, random_start
+from recollect.geometry import (
+    FreeRadius,
+    Geometry,
+    SharedSubspace,
+    Slice,
+    Sphere,
+    random_start,
+)
 
 
 @given(
@@ -39,16 +46,55 @@ def test_projection_and_tangent(n: int, r: int, radius: float, free: bool, seed:
     torch.testing.assert_close(start.norm(dim=1), torch.full((n,), radius, dtype=F64))
 
 
+@given(n=st.integers(1, 5), r=st.integers(2, 6), s=st.floats(0.1, 100), seed=st.integers(0, 99))
+def test_a_slice(n: int, r: int, s: float, seed: int) -> None:
+    a = torch.randn(r, generator=generator(seed + 2), dtype=F64)
+    geometry = Slice(a / a.norm().clamp_min(1.0), s)
+    a = geometry.a
+    Z, V = (torch.randn(n, r, generator=generator(seed + k), dtype=F64) for k in (0, 1))
+    once = geometry.project(Z)
+    torch.testing.assert_close(once @ a, torch.full((n,), s, dtype=F64))
+    torch.testing.assert_close(geometry.project(once), once)
+    # No allowed point is nearer: what the projection adds is orthogonal to every allowed move.
+    moves = geometry.tangent(once, V)
+    torch.testing.assert_close(moves @ a, torch.zeros(n, dtype=F64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        ((once - Z) * moves).sum(1), torch.zeros(n, dtype=F64), atol=1e-9 * (1 + s), rtol=0
+    )
+    torch.testing.assert_close(geometry.project(once + moves), once + moves)
+    assert geometry.free_dimensions(r) == r - 1
+    start = random_start(geometry, n, r, generator(seed))
+    torch.testing.assert_close(start @ a, torch.full((n,), s, dtype=F64))
+
+
+@given(n=st.integers(1, 5), d=st.integers(2, 5), r=st.integers(2, 5), seed=st.integers(0, 99))
+def test_a_slice_of_a_subspace_is_the_subspace_of_the_slice(
+    n: int, d: int, r: int, seed: int
+) -> None:
+    """(x, s) with x = (Uz) without its last coordinate; norms are those of x."""
+    r, s = min(r, d + 1), 1.7
+    a = torch.zeros(d + 1, dtype=F64)
+    a[-1] = 1.0
+    U = torch.linalg.qr(torch.randn(d + 1, r, generator=generator(seed), dtype=F64)).Q
+    within = Slice(a, s).restricted(U)
+    Z = within.project(torch.randn(n, r, generator=generator(seed + 1), dtype=F64))
+    X = Z @ U.T
+    torch.testing.assert_close(X[:, -1], torch.full((n,), s, dtype=F64))
+    torch.testing.assert_close(within.norms(Z), X[:, :-1].norm(dim=1))
+
+
 @given(
     n=st.integers(2, 6),
     d=st.integers(2, 6),
     rank=st.integers(1, 3),
-    free=st.booleans(),
+    kind=st.sampled_from(["sphere", "free", "slice"]),
     seed=st.integers(0, 99),
 )
-def test_points_that_share_a_subspace(n: int, d: int, rank: int, free: bool, seed: int) -> None:
+def test_points_that_share_a_subspace(n: int, d: int, rank: int, kind: str, seed: int) -> None:
     rank = min(rank, n, d)
-    inner: Geometry = FreeRadius(2.0) if free else Sphere(2.0)
+    inner: Geometry = FreeRadius(2.0) if kind == "free" else Sphere(2.0)
+    if kind == "slice":
+        inner = Slice(torch.eye(d, dtype=F64)[-1], 2.0)
     geometry = SharedSubspace(inner, rank)
     Z = geometry.project(torch.randn(n, d, generator=generator(seed), dtype=F64))
     assert int((torch.linalg.svdvals(Z) > 1e-9).sum()) <= rank

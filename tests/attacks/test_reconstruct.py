@@ -237,7 +237,7 @@ def test_counting() -> None:
     victim = small_mlp(width=30, c=2, d=5)
     with pytest.raises(VictimError, match=r"31 points × 2 outputs = 62"):
         reconstruct(victim, 31, Projection(space=FullSpace()))
-    with pytest.warns(RecollectWarning, match="60 equations for 120 unknowns"):
+    with pytest.warns(RecollectWarning, match="20 effective equations for 80 coordinates"):
         reconstruct(victim, 20, Projection(space=FullSpace(), solver=GradientDescent(iterations=2)))
 
 

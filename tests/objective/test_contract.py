@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recollect.errors import OptionError
-from recollect.geometry import FreeRadius, Geometry, Sphere
+from recollect.geometry import FreeRadius, Geometry, Slice, Sphere
 from recollect.objective import normal as normal_file
 from recollect.objective.base import ExactObjective, Objective
 from recollect.objective.dense import DenseObjective
@@ -401,6 +401,8 @@ NETWORKS = {
     "three layers": {"depth": 3, "bias": False, "activation": "tanh"},
     "three layers with biases": {"depth": 3, "bias": True, "activation": "relu"},
 }
+SLICED = {"two layers with biases", "three layers with biases"}
+"""Networks whose first bias may become the weight of a constant input."""
 LIFTABLE = ["random features", "two layers of ReLU", "leaky ReLU"]
 ENDPOINTS = [Endpoints.FINAL, Endpoints.INITIAL, Endpoints.BOTH]
 
@@ -419,8 +421,13 @@ class ExactShape:
     free: bool
     seed: int
 
+    @property
+    def sliced(self) -> bool:
+        return self.network in SLICED and not self.free
+
     def build(self, form: Form) -> tuple[list[Term], Tensor]:
-        drawn = Shape(self.d, self.c, self.n, self.spare, seed=self.seed, **NETWORKS[self.network])  # type: ignore[arg-type]
+        d = self.d - self.sliced
+        drawn = Shape(d, self.c, self.n, self.spare, seed=self.seed, **NETWORKS[self.network])  # type: ignore[arg-type]
         network = drawn.network()
         pieces = [
             Evidence.change(perturbed(network, self.seed)),
@@ -433,11 +440,14 @@ class ExactShape:
         ):
             still = endpoints.several and not term.evidence.moving
             known = term.evidence if still else term.evidence.at(endpoints)
+            known = known.augmented(1.5) if self.sliced else known
             terms.append(replace(term, evidence=known, lifted=lifted and self.network in LIFTABLE))
         return terms, self.geometry.project(points(self.n, self.d, self.seed + 3))
 
     @property
     def geometry(self) -> Geometry:
+        if self.sliced:
+            return Slice(torch.arange(1.0, self.d + 1, dtype=F64), 1.5)
         return FreeRadius(2.0) if self.free else Sphere(2.0)
 
 

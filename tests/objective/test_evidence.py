@@ -15,6 +15,8 @@ from recollect.objective.evidence import Evidence
 from recollect.victim.mlp import mlp
 from recollect.victim.victim import Victim
 
+KINDS = ("weight", "bias")
+
 
 @pytest.mark.parametrize("endpoints", Endpoints)
 def test_the_endpoints_select_the_nodes(endpoints: Endpoints) -> None:
@@ -24,6 +26,56 @@ def test_the_endpoints_select_the_nodes(endpoints: Endpoints) -> None:
     for theta, twin in zip(ours, twins, strict=True):
         for name, value in twin.items():
             torch.testing.assert_close(theta[name], value)
+
+
+@given(
+    d=st.integers(1, 4),
+    depth=st.integers(2, 4),
+    s=st.floats(0.1, 10),
+    module=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_bias_is_the_weight_of_a_constant_input(
+    d: int, depth: int, s: float, module: bool, seed: int
+) -> None:
+    """f((x, s); augmented θ) = f(x; θ), and gradients by [W_1 | b_1/s] are [∂W_1 | s·∂b_1]."""
+    network = mlp(d, 6, 2, depth=depth, bias=True)
+    victim = perturbed(network, seed)
+    if module:
+        layers: list[nn.Module] = [nn.Linear(d, 6)]
+        for k in range(1, depth):
+            layers += [nn.ReLU(), nn.Linear(6, 2 if k == depth - 1 else 6)]
+        names = {f"layers.{k}.{kind}": f"{2 * k}.{kind}" for k in range(depth) for kind in KINDS}
+        assert victim.theta_0 is not None
+        weights = [
+            {names[name]: value for name, value in theta.items()}
+            for theta in (victim.theta_0, victim.theta_f)
+        ]
+        victim = Victim(nn.Sequential(*layers).double(), *weights, input_shape=(d,))
+    known = Evidence.change(victim)
+    augmented = known.augmented(s)
+    assert augmented.d == d + 1
+    X = torch.randn(3, d, generator=generator(seed), dtype=F64)
+    Xs = torch.cat([X, torch.full((3, 1), s, dtype=F64)], dim=1)
+    for node, plain in zip(augmented.nodes, known.nodes, strict=True):
+        torch.testing.assert_close(augmented.network(node, Xs), known.network(plain, X))
+    if module:
+        return
+    first = network.first
+    assert first.bias is not None
+    torch.testing.assert_close(
+        augmented.target[first.weight],
+        torch.cat([known.target[first.weight], s * known.target[first.bias][:, None]], dim=1),
+    )
+    names = (first.weight, first.bias)
+    dW, db = torch.func.grad(
+        lambda W, b: known.network({**known.nodes[0], names[0]: W, names[1]: b}, X).sum(),
+        argnums=(0, 1),
+    )(known.nodes[0][names[0]], known.nodes[0][names[1]])
+    dWs = torch.func.grad(
+        lambda W: augmented.network({**augmented.nodes[0], names[0]: W}, Xs).sum()
+    )(augmented.nodes[0][names[0]])
+    torch.testing.assert_close(dWs, torch.cat([dW, s * db[:, None]], dim=1))
 
 
 def test_the_change_is_that_of_the_trained_parameters_in_float64() -> None:

@@ -79,8 +79,8 @@ class Search:
     parameters
         `last`, `all`, or names of tensors or layers joined by commas.
     norm
-        A radius, `"sqrt-d"` or `"free"`. None: √d where the network is positively homogeneous and
-        hides norms, free where it is not.
+        A radius, `"sqrt-d"`, `"free"` or `"slice"`. None: √d where the network is positively
+        homogeneous and hides norms; a slice where the first layer has a trained bias; else free.
     endpoints
         Where gradients are taken. None: the attack chooses.
     restarts
@@ -107,11 +107,12 @@ class Search:
     )
     norm: float | str | None = option(
         None,
-        help="Norm of the points: sqrt-d, a number, or free. auto: sqrt-d if the network hides "
-        "norms, else free.",
-        choices=("sqrt-d", "free"),
+        help="Norm of the points: sqrt-d, a number, free, or slice (found through the bias of the "
+        "first layer). auto: sqrt-d if the network hides norms, slice if there is such a bias, "
+        "else free.",
+        choices=("sqrt-d", "free", "slice"),
         positive=True,
-        hint="use sqrt-d, free, or a positive number",
+        hint="use sqrt-d, free, slice, or a positive number",
     )
     restarts: int = option(
         1,

@@ -17,8 +17,9 @@ import torch
 
 from recollect.attacks.options import Basis, FullSpace, Projection, Search, Subspace
 from recollect.errors import OptionError, RecollectWarning, VictimError
-from recollect.examine.subspace import Spectrum, check_basis, spectrum
-from recollect.geometry import FreeRadius, Geometry, Sphere, random_start
+from recollect.examine.counting import largest
+from recollect.examine.subspace import Spectrum, bias_scale, check_basis, spectrum
+from recollect.geometry import FreeRadius, Geometry, Slice, Sphere, random_start
 from recollect.objective.base import ExactObjective, Objective
 from recollect.objective.dense import DenseObjective, dense_bytes
 from recollect.objective.endpoints import Endpoints
@@ -34,7 +35,7 @@ from recollect.system.seeds import stream
 from recollect.victim.parity import Parity, parity
 from recollect.victim.victim import Victim
 
-_ALGORITHM = 9
+_ALGORITHM = 10
 """Raised when the same options no longer lead to the same points: then what was saved before is not
 resumed."""
 
@@ -46,31 +47,39 @@ class Problem:
 
     victim: Victim
     whole: Evidence
-    """In the coordinates of the inputs."""
+    """In the coordinates of the inputs x, or (x, s) where points lie on a slice."""
+    everywhere: Geometry
+    """Where points may lie, in the same coordinates."""
     evidence: Evidence
     """In the coordinates z that are searched: of the network z ↦ f(Uz)."""
-    U: Float[Tensor, "d r"] | None
-    """None: z is x itself."""
-    spectrum: Spectrum | None
     geometry: Geometry
+    """Where points may lie, in the same coordinates."""
+    U: Float[Tensor, "d r"] | None
+    """None: there is no restriction."""
+    spectrum: Spectrum | None
     search: Search
     device: torch.device
     dtype: torch.dtype
 
     @classmethod
     def of(cls, victim: Victim, search: Search, device: torch.device) -> Problem:
-        victim.select(search.parameters)
-        U, found = _basis(victim, search.space)
+        everywhere = _geometry(victim, search, device)
+        U, found = _basis(victim, search.space, augmented=isinstance(everywhere, Slice))
         whole = Evidence.change(victim)
-        evidence = whole if U is None else whole.restrict(U)
+        if isinstance(everywhere, Slice):
+            whole = whole.augmented(everywhere.s)
         dtype = _precision(search, victim)
-        return cls(
-            victim, whole, evidence, U, found, _geometry(victim, search.norm), search, device, dtype
+        problem = cls(
+            victim, whole, everywhere, whole, everywhere, None, found, search, device, dtype
         )
+        return problem.within(U)
 
     def within(self, U: Float[Tensor, "d r"] | None) -> Problem:
         """The same victim in other coordinates."""
-        return replace(self, U=U, evidence=self.whole if U is None else self.whole.restrict(U))
+        if U is None:
+            return replace(self, U=U, evidence=self.whole, geometry=self.everywhere)
+        evidence, geometry = self.whole.restrict(U), self.everywhere.restricted(U)
+        return replace(self, U=U, evidence=evidence, geometry=geometry)
 
     @property
     def r(self) -> int:
@@ -83,13 +92,23 @@ class Problem:
         return parity(self.victim.network, self.victim.theta_f)
 
     def lift(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n d"]:
-        """x = Uz."""
+        """Uz: inputs x, or (x, s) where points lie on a slice."""
         return Z if self.U is None else Z @ self.U.to(Z).T
+
+    def inputs(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n d"]:
+        """x."""
+        return self.lift(Z)[:, : self.victim.d]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters that take part."""
-        return self.victim.select(self.search.parameters)
+        """The parameters that take part, as the evidence names them."""
+        names = self.victim.select(self.search.parameters)
+        first = self.evidence.network.first
+        if isinstance(self.everywhere, Slice) and first is not None and first.bias is None:
+            joined = self.victim.network.first
+            assert joined is not None  # the bias is a column of W_1 now
+            names = tuple(name for name in names if name != joined.bias)
+        return names
 
     @property
     def unruled(self) -> tuple[str, ...]:
@@ -161,16 +180,32 @@ class Problem:
         """Coordinates and coefficients of n points."""
         if isinstance(objective, ExactObjective):
             return objective.unknowns(n, self.r, self.geometry)
-        return n * (self.geometry.free_dimensions(self.r) + self.victim.c)
+        return self.coordinates(n) + n * self.victim.c
+
+    def coordinates(self, n: int) -> int:
+        """n·q: the free coordinates of n points."""
+        return n * self.geometry.free_dimensions(self.r)
 
     @property
     def equations(self) -> int:
         return sum(self.evidence.nodes[0][name].numel() for name in self.names)
 
-    def most_points(self, objective: LastLayerObjective) -> int:
-        """The largest n with no more unknowns than equations."""
-        fixed = self.unknowns(0, objective)
-        return max(0, self.equations - fixed) // max(1, self.unknowns(1, objective) - fixed)
+    def effective_equations(self, n: int, objective: Objective | None = None) -> int:
+        """The equations that remain for the coordinates of n points."""
+        if isinstance(objective, ExactObjective):
+            return objective.effective_equations(n)
+        return self.evidence.effective_equations(self.names, n, families=1)
+
+    def determined(self, n: int, objective: Objective | None = None) -> bool:
+        """Whether there are as many effective equations as coordinates.
+
+        With fewer, many sets of points explain the evidence equally well.
+        """
+        return self.coordinates(n) <= self.effective_equations(n, objective)
+
+    def most_points(self, objective: Objective) -> int:
+        """The largest n that counting allows."""
+        return largest(lambda n: self.determined(n, objective), self.equations)
 
     def check(self, n: int) -> tuple[str, ...]:
         """Doubts that counting raises about n points. Where any points would do, an error."""
@@ -178,7 +213,7 @@ class Problem:
             raise OptionError(
                 f"expected --n between 1 and 10⁸, got {n:.6g}; ask for another number of points"
             )
-        equations, unknowns, parameters = self.equations, self.unknowns(n), self.search.parameters
+        equations, parameters = self.equations, self.search.parameters
         if n * self.victim.c > equations:
             raise VictimError(
                 f"expected at most {equations} coefficients for the {equations} equations of "
@@ -187,12 +222,12 @@ class Problem:
                 "any such points "
                 "explain the change: ask for fewer, or use --parameters all"
             )
-        if unknowns <= equations:
+        if self.determined(n):
             return ()
         doubt = (
-            f"{equations} equations for {unknowns} unknowns: exact recovery is impossible by "
-            "counting; "
-            "use more --parameters or a lower --rank, and do not trust a small loss"
+            f"{self.effective_equations(n)} effective equations for {self.coordinates(n)} "
+            "coordinates: exact recovery is impossible by counting; use more --parameters or a "
+            "lower --rank, and do not trust a small loss"
         )
         warnings.warn(doubt, RecollectWarning, stacklevel=3)
         return (doubt,)
@@ -252,15 +287,19 @@ def _precision(search: Search, victim: Victim) -> torch.dtype:
 
 
 def _basis(
-    victim: Victim, space: FullSpace | Subspace | Basis
+    victim: Victim, space: FullSpace | Subspace | Basis, *, augmented: bool
 ) -> tuple[Tensor | None, Spectrum | None]:
+    """U, and the spectrum that it was taken from."""
     if isinstance(space, Basis):
-        return check_basis(
-            read_basis(space.U) if isinstance(space.U, str | Path) else space.U, victim.d
-        ), None
+        given = read_basis(space.U) if isinstance(space.U, str | Path) else space.U
+        U = check_basis(given, victim.d)
+        if augmented:  # the constant coordinate gets a coordinate of its own
+            U = torch.nn.functional.pad(U, (0, 1, 0, 1))
+            U[-1, -1] = 1.0
+        return U, None
     if isinstance(space, FullSpace):
         return None, None
-    found = spectrum(victim)
+    found = spectrum(victim, augmented=augmented)
     return found.basis(space.rank), found
 
 
@@ -276,11 +315,28 @@ def read_basis(path: str | Path) -> Tensor:
     return tensors["U"]
 
 
-def _geometry(victim: Victim, norm: float | str | None) -> Geometry:
-    radius = math.sqrt(victim.d)
+def _geometry(victim: Victim, search: Search, device: torch.device) -> Geometry:
+    radius, norm = math.sqrt(victim.d), search.norm
     if norm == "sqrt-d":
         return Sphere(radius)
     if isinstance(norm, float | int):
         return Sphere(float(norm))
+    if norm != "free" and (s := _slice_scale(victim, search)) is not None:
+        a = torch.zeros(victim.d + 1, dtype=torch.float64, device=device)
+        a[-1] = 1.0
+        return Slice(a, s)
+    if norm == "slice":
+        raise OptionError(
+            "expected a trained bias in the first layer for --norm slice, got none; leave it out"
+        )
     # Where norms do not show, a free one would be a direction in which nothing holds a point.
     return Sphere(radius) if victim.network.homogeneous else FreeRadius(radius)
+
+
+def _slice_scale(victim: Victim, search: Search) -> float | None:
+    """s, where weight and bias of the first layer both take part, or both do not."""
+    s, first = bias_scale(victim), victim.network.first
+    if s is None or first is None:
+        return None
+    taking_part = {first.weight, first.bias} & set(victim.select(search.parameters))
+    return None if len(taking_part) == 1 else s

@@ -21,7 +21,7 @@ from recollect.attacks.options import Projection
 from recollect.attacks.problem import Problem
 from recollect.attacks.result import Reconstruction, Stage, Withheld
 from recollect.attacks.runs import Runs
-from recollect.geometry import FreeRadius, random_start
+from recollect.geometry import Sphere, random_start
 from recollect.objective.base import ExactObjective, GramObjective, Objective
 from recollect.objective.endpoints import Endpoints
 from recollect.shapes import Tensor
@@ -184,21 +184,23 @@ def describe(
         # points may still have high confidence.
         withheld = (Withheld(tuple(range(len(Z))), "the search was cut off before its end"),)
     return Reconstruction(
-        inputs=problem.lift(Z),
+        inputs=problem.inputs(Z),
         loss=float(fit.loss),
         status=best.status,
         confidence=sure,
         withheld=withheld,
-        norms_identifiable=isinstance(problem.geometry, FreeRadius)
+        norms_identifiable=not isinstance(problem.geometry, Sphere)
         and not victim.network.homogeneous,
         predictions=problem.evidence.network(theta_f, Z),
         coefficients=fit.alpha.cpu().double(),
         trace=best.trace,
         stages=stages,
         notes=tuple(notes),
-        rank=problem.r,
+        rank=problem.r if problem.U is not None else victim.d,
         equations=judge.equations,
         unknowns=problem.unknowns(len(Z), judge),
+        equations_effective=problem.effective_equations(len(Z), judge),
+        coordinates=problem.coordinates(len(Z)),
         objective=judge.name,
         resumed_at=resumed_at,
         singular_values=None if found is None else found.singular_values,

@@ -75,6 +75,8 @@ class Reconstruction:
         Where the number of points comes from: `given`, or `residual`.
     n_clear
         Whether the residual clearly shows the number of points; None if the number was given.
+    n_tried
+        The numbers of points that were tried, each with its loss.
     norms_identifiable
         Whether the norms of the points are meaningful. If not, only their directions are.
     predictions
@@ -91,6 +93,9 @@ class Reconstruction:
         Number of coordinates of a point in the search: r, or d in full space.
     equations, unknowns
         Their numbers in the objective whose loss is reported.
+    equations_effective, coordinates
+        Equations that remain for the coordinates once the coefficients are eliminated, and the
+        number of free coordinates of all points (`examine/counting.py`).
     step_size
         Step size of gradient descent.
     objective
@@ -120,6 +125,9 @@ class Reconstruction:
     rank: int | None = None
     equations: int | None = None
     unknowns: int | None = None
+    equations_effective: int | None = None
+    coordinates: int | None = None
+    n_tried: tuple[tuple[int, float], ...] = ()
     step_size: float | None = None
     objective: str | None = None
     resumed_at: int = 0

@@ -215,7 +215,7 @@ def _values(tensor: Tensor) -> int:
 def _outside(victim: Victim, *, named: bool) -> list[Finding]:
     """Findings on the part of ΔW_1 outside the span of the data."""
     try:
-        found = spectrum(victim)
+        found = spectrum(victim, augmented=False)
     except VictimError:
         return []
     delta = victim.delta_W1()

@@ -2,7 +2,8 @@
 spectrum.
 
 The rows of every update of W_1 lie in the span of the inputs, so ΔW_1 has the rank of the data, but
-for rounding.
+for rounding. Where the first layer has a bias, the same holds for [ΔW_1 | s·Δb_1] and the inputs
+(x, s), and this *augmented* change takes the place of ΔW_1 (`geometry.Slice`).
 """
 
 from __future__ import annotations
@@ -59,31 +60,56 @@ class Spectrum:
         return self.right[:, :r].contiguous()
 
 
-_KNOWN: WeakKeyDictionary[Victim, Spectrum] = WeakKeyDictionary()
-"""An audit asks for it at every setting, and at width 8000 the SVD takes longer than some of
-them."""
+_KNOWN: WeakKeyDictionary[Victim, dict[bool, Spectrum]] = WeakKeyDictionary()
+"""The spectrum with and without the bias. An audit needs it for every setting that it tries."""
 
 
-def spectrum(victim: Victim) -> Spectrum:
+def bias_scale(victim: Victim) -> float | None:
+    """s = √d, where (x, s) are the augmented inputs; None where no trained bias meets the input.
+
+    It puts the constant coordinate on the scale of the others.
+    """
+    first, trained = victim.network.first, victim.network.trained
+    if first is None or first.bias is None or not {first.weight, first.bias} <= set(trained):
+        return None
+    return math.sqrt(victim.d)
+
+
+def first_change(victim: Victim, *, augmented: bool) -> Float[Tensor, "p d"] | None:
+    """ΔW_1, or [ΔW_1 | s·Δb_1]; None where the first layer is not a trained map of the input."""
+    delta, s = victim.delta_W1(), bias_scale(victim)
+    if delta is None or not augmented or s is None:
+        return delta
+    assert victim.network.first is not None
+    assert victim.network.first.bias is not None
+    bias = victim.delta([victim.network.first.bias])[victim.network.first.bias]
+    return torch.cat([delta, s * bias[:, None]], dim=1)
+
+
+def spectrum(victim: Victim, *, augmented: bool = True) -> Spectrum:
     """The SVD of ΔW_1 and the gap rule: the largest s_k/s_{k+1} that stands out from the rest.
 
     Parameters
     ----------
     victim
         The victim. Its spectrum is computed once and remembered.
+    augmented
+        Whether to take [ΔW_1 | s·Δb_1] where the first layer has a bias.
 
     Returns
     -------
     Spectrum
         Û is its `basis()`.
     """
-    if victim not in _KNOWN:
-        _KNOWN[victim] = _decompose(victim)
-    return _KNOWN[victim]
+    augmented = augmented and bias_scale(victim) is not None
+    known = _KNOWN.setdefault(victim, {})
+    if augmented not in known:
+        known[augmented] = _decompose(victim, augmented=augmented)
+    return known[augmented]
 
 
-def _decompose(victim: Victim) -> Spectrum:
-    delta = victim.delta_W1()
+def _decompose(victim: Victim, *, augmented: bool) -> Spectrum:
+    delta = first_change(victim, augmented=augmented)
     first = victim.network.first
     if delta is None or first is None:
         raise VictimError(

@@ -98,6 +98,9 @@ class ExactObjective(Objective, Protocol):
     def unknowns(self, n: int, r: int, geometry: Geometry) -> int:
         """The number of coordinates and coefficients of n points, and of all other free numbers."""
 
+    def effective_equations(self, n: int) -> int:
+        """The equations that remain for the coordinates of n points (`examine/counting.py`)."""
+
     def normal_flops(self, n: int) -> float:
         """About how many floating-point operations a step of Levenberg–Marquardt takes."""
 
@@ -211,6 +214,7 @@ class GramObjective(ABC):
         lifted: bool,
     ) -> None:
         self.evidence, self.endpoints, self.lifted = evidence, evidence.endpoints, lifted
+        self.names = names
         self._target = Target(evidence, names, device, dtype)
         self._thetas = [cast(theta, device, dtype) for theta in evidence.thetas]
         self._device, self._dtype = device, dtype
@@ -237,6 +241,11 @@ class GramObjective(ABC):
     def unknowns(self, n: int, r: int, geometry: Geometry) -> int:
         rows = self.families * n + self.fixed_rows
         return n * geometry.free_dimensions(r) + rows * self.evidence.c
+
+    def effective_equations(self, n: int) -> int:
+        return self.evidence.effective_equations(
+            self.names, n, families=self.families, fixed_rows=self.fixed_rows
+        )
 
     @property
     @abstractmethod

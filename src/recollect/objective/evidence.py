@@ -8,13 +8,14 @@ Evidence is what an attack explains: the vector Δ (the *target*) and the parame
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
 from recollect.errors import OptionError, VictimError
+from recollect.examine.counting import effective_equations, output_rank
 from recollect.objective.endpoints import Endpoints
 from recollect.shapes import Float, Tensor, Theta
 from recollect.victim.network import Network
@@ -100,6 +101,25 @@ class Evidence:
             if name not in last and tensor.is_floating_point()
         )
 
+    @cached_property
+    def output_rank(self) -> int:
+        """The numerical rank of [ΔW_L | Δb_L]; c where the last layer did not move."""
+        return output_rank(self.network, self.target, self.nodes[0])
+
+    def effective_equations(
+        self, names: Sequence[str], n: int, *, families: int, fixed_rows: int = 0
+    ) -> int:
+        """The equations that these parameters leave for the coordinates of n points."""
+        return effective_equations(
+            self.network,
+            self.nodes[0],
+            names,
+            n,
+            rank=self.output_rank,
+            families=families,
+            fixed_rows=fixed_rows,
+        )
+
     @property
     def d(self) -> int:
         """Coordinates of a point."""
@@ -109,6 +129,20 @@ class Evidence:
     def c(self) -> int:
         """Outputs of the network."""
         return self.network.c
+
+    def augmented(self, s: float) -> Evidence:
+        """The same for the network (x, s) ↦ f(x), whose first layer has no bias.
+
+        A bias b_1 is a weight b_1/s on the constant input s. Gradients by that weight are s times
+        those by b_1, and the target is scaled like them: [ΔW_1 | s·Δb_1].
+        """
+        network = self.network
+        return replace(
+            self,
+            network=network.augmented(),
+            target=network.augment_theta(self.target, s),
+            nodes=tuple(network.augment_theta(theta, 1 / s) for theta in self.nodes),
+        )
 
     def restrict(self, U: Float[Tensor, "d r"]) -> Evidence:
         """The same for the network z ↦ f(Uz), whose points have r coordinates.

@@ -96,6 +96,9 @@ class SumObjective:
         unknowns = (part.unknowns(n, r, geometry) for part in self.parts)
         return coordinates + sum(count - coordinates for count in unknowns)
 
+    def effective_equations(self, n: int) -> int:
+        return sum(part.effective_equations(n) for part in self.parts)
+
     def flops(self, n: int) -> float:
         return sum(part.flops(n) for part in self.parts)
 

@@ -8,6 +8,7 @@ frozen and its features are scaled by 1/√p.
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -187,6 +188,15 @@ class MLP:
             widths.append(tau * float(t.square().mean().sqrt()))
             H = phi.phi(t)
         return replace(self, smoothing=tuple(widths))
+
+    def augmented(self) -> MLP:
+        layers = (replace(self.first, bias=None), *self.layers[1:])
+        return replace(self, widths=(self.d + 1, *self.widths[1:]), layers=layers)
+
+    def augment_theta(self, theta: Theta, factor: float) -> Theta:
+        W, b = theta[self.first.weight].double(), theta[self.first.bias or ""].double()
+        whole = torch.cat([W, factor * b[:, None]], dim=1)
+        return ChainMap({self.first.weight: whole}, theta)  # type: ignore[arg-type]
 
     def restrict(self, U: Float[Tensor, "d r"]) -> MLP:
         return replace(self, widths=(U.shape[1], *self.widths[1:]))

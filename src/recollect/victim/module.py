@@ -160,6 +160,12 @@ class ModuleNetwork:
             )
         return smooth
 
+    def augmented(self) -> ModuleNetwork:
+        return self.restrict(torch.eye(self.d, self.d + 1, dtype=torch.float64))
+
+    def augment_theta(self, theta: Theta, factor: float) -> Theta:
+        return theta  # the module keeps its bias and is given x alone
+
     def restrict(self, U: Float[Tensor, "d r"]) -> ModuleNetwork:
         restricted = copy.copy(self)
         restricted._U, restricted._copies = U if self._U is None else self._U.to(U) @ U, {}

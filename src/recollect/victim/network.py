@@ -123,6 +123,16 @@ class Network(Protocol):
         """The network with each kink smoothed over a width of τ times the root mean square of the
         values that enter it for X."""
 
+    def augmented(self) -> Network:
+        """The network (x, s) ↦ f(x; θ'), θ' from `augment_theta`, whose first layer has no bias."""
+
+    def augment_theta(self, theta: Theta, factor: float) -> Theta:
+        """θ with [W_1 | factor·b_1] for W_1.
+
+        The factor is 1/s for parameters, and s for gradients and sums of gradients. A torch module
+        keeps its θ and its bias, and is given x alone.
+        """
+
     def restrict(self, U: Float[Tensor, "d r"]) -> Network:
         """The network z ↦ f(Uz; θ'), with θ' from `restrict_theta`."""
 

@@ -536,8 +536,8 @@ def test_nothing_is_added_where_the_equations_would_not_count_it() -> None:
         stages = AllLayerStages(problem, runs, Exact(), 0)
         Z = problem.geometry.project(torch.randn(24, 6, generator=generator(0), dtype=F64))
         objective = stages._objective(Endpoints.BOTH, 0.02)
-        assert stages._counts(24, objective)
-        assert not stages._counts(25, objective)
+        assert problem.determined(24, objective)
+        assert not problem.determined(25, objective)
         stages._keep(
             objective,
             stages._descend("start", objective, Z, solver=LevenbergMarquardt(iterations=1)),

@@ -81,7 +81,7 @@ class AllLayerStages(Stages[ExactObjective]):
         if problem.parity in (Parity.EVEN, Parity.ODD) or (hidden and not self._lifted):
             self._signs_open(problem.parity.value)
         assert self.state is not None
-        if first is not None and self._rank(first) < self._rank(self.state):
+        if first is not None and _rank(first) < _rank(self.state):
             self.state, self.notes = first, its_notes
         else:
             self.notes = tuple(note for note in self.notes if note not in its_notes)
@@ -105,14 +105,17 @@ class AllLayerStages(Stages[ExactObjective]):
         if not any(bool(problem.evidence.target[name].any()) for name in names):
             return 0.0
         objective = problem.last_layer(endpoints)
-        return objective.equations / objective.unknowns(n, problem.r, problem.geometry)
+        k = min(n, objective.evidence.output_rank)
+        coefficients = k * objective.families * n
+        equations = objective.effective_equations(n) + coefficients
+        return equations / (problem.coordinates(n) + coefficients)
 
     def _can_lift(self, n: int) -> bool:
         """For two layers written out, and where the linear part does not use up the equations."""
         network = self.problem.evidence.network
         if not (isinstance(network, MLP) and network.depth == 2):
             return False
-        return self._counts(n, self.problem.layerwise(Endpoints.FINAL, lifted=True))
+        return self.problem.determined(n, self.problem.layerwise(Endpoints.FINAL, lifted=True))
 
     def _endpoints(self, n: int) -> Endpoints:
         problem = self.problem
@@ -123,7 +126,9 @@ class AllLayerStages(Stages[ExactObjective]):
         if endpoints is Endpoints.BOTH and not moving:
             self._note("training did not move the features: both endpoints are one")
             return Endpoints.FINAL
-        if endpoints is Endpoints.BOTH and not self._counts(n, self._objective(endpoints, 0.0)):
+        if endpoints is Endpoints.BOTH and not self.problem.determined(
+            n, self._objective(endpoints, 0.0)
+        ):
             self._note(
                 "too few equations for the coefficients of both endpoints: gradients at θf alone "
                 "were used"
@@ -135,7 +140,7 @@ class AllLayerStages(Stages[ExactObjective]):
         """Whether the middle of the way joins the ends."""
         if self._lifted or self.problem.search.endpoints is Endpoints.BOTH:
             return False
-        return self._counts(n, self._objective(Endpoints.PATH, 0.0))
+        return self.problem.determined(n, self._objective(Endpoints.PATH, 0.0))
 
     def _last_layer_first(self, n: int) -> bool:
         """Whether the stages of the last layer leave nothing to wish for."""
@@ -159,7 +164,9 @@ class AllLayerStages(Stages[ExactObjective]):
                     state.problem, state.objective, state.outcome, state.signs_settled
                 )
                 self.stages, self.notes = inner.stages, inner.notes
-        errors = expected_errors(self.objective, self.problem.geometry, self.Z, self._jitter)
+        assert self.state is not None
+        geometry = self.state.problem.geometry
+        errors = expected_errors(self.objective, geometry, self.Z, self._jitter)
         return not bool((errors > DOUBTFUL).any()) and float(errors.median()) < self.tuning.firm
 
     def _last_layer_last(self, endpoints: Endpoints) -> None:
@@ -169,21 +176,11 @@ class AllLayerStages(Stages[ExactObjective]):
             return
         objective = self.problem.last_layer(endpoints)
         outcome = self._descend("last layer alone", objective, self.Z)
-        if math.isfinite(outcome.loss) and self._looseness(objective, outcome) < self._looseness(
-            self.objective, self.outcome
-        ):
+        alone: State[ExactObjective] = State(self.problem, objective, outcome)
+        assert self.state is not None
+        if math.isfinite(outcome.loss) and _looseness(alone) < _looseness(self.state):
             self._keep(objective, outcome)
             self._record("last layer alone", outcome)
-
-    def _rank(self, state: State[ExactObjective]) -> tuple[bool, float]:
-        """Less is better: signs settled first, then how firmly points are held."""
-        return state.outcome.status is Status.SIGNS, self._looseness(state.objective, state.outcome)
-
-    def _looseness(self, objective: ExactObjective, outcome: Outcome) -> float:
-        """The median ê (`attacks/exact/confidence.py`): how far off most points are likely to
-        be."""
-        jitter = torch.tensor(outcome.jitter, dtype=torch.float64, device=self.problem.device)
-        return float(expected_errors(objective, self.problem.geometry, outcome.Z, jitter).median())
 
     def _from_start(self, n: int, endpoints: Endpoints, restart: int) -> None:
         problem = self.problem
@@ -245,7 +242,9 @@ class AllLayerStages(Stages[ExactObjective]):
         errors = expected_errors(objective, self.problem.geometry, Z, self._jitter)
         wrong = int(((costs < self.tuning.little * costs.median()) | (errors > DOUBTFUL)).sum())
         most = max(self.tuning.few, len(Z) // 10)
-        most = next((m for m in range(most, 0, -1) if self._counts(len(Z) + m, objective)), 0)
+        most = next(
+            (m for m in range(most, 0, -1) if self.problem.determined(len(Z) + m, objective)), 0
+        )
         if not most:
             return Z[:0]
         new = spawn(objective, self.problem.geometry, Z, most, generator, self._jitter)
@@ -338,3 +337,15 @@ class AllLayerStages(Stages[ExactObjective]):
                 seconds + outcome.seconds,
             )
         return objective, replace(outcome, iterations=iterations, seconds=seconds)
+
+
+def _rank(state: State[ExactObjective]) -> tuple[bool, float]:
+    """Less is better: signs that are settled count first, then how firmly points are held."""
+    return state.outcome.status is Status.SIGNS, _looseness(state)
+
+
+def _looseness(state: State[ExactObjective]) -> float:
+    """The median ê (`attacks/exact/confidence.py`): how far off most points are likely to be."""
+    problem, outcome = state.problem, state.outcome
+    jitter = torch.tensor(outcome.jitter, dtype=torch.float64, device=problem.device)
+    return float(expected_errors(state.objective, problem.geometry, outcome.Z, jitter).median())

@@ -46,6 +46,7 @@ class Found:
     stages: tuple[Stage, ...]
     notes: tuple[str, ...]
     n_clear: bool | None
+    n_tried: tuple[tuple[int, float], ...] = ()
 
 
 class Stopped(Exception):
@@ -67,6 +68,7 @@ class Stages(ABC, Generic[S]):
         self.stages: tuple[Stage, ...] = ()
         self.notes: tuple[str, ...] = ()
         self.n_clear: bool | None = None
+        self.n_tried: tuple[tuple[int, float], ...] = ()
 
     @property
     def tuning(self) -> Tuning:
@@ -90,7 +92,7 @@ class Stages(ABC, Generic[S]):
         whole: State[ExactObjective] = State(
             state.problem, state.objective, state.outcome, state.signs_settled
         )
-        return Found(whole, self.stages, self.notes, self.n_clear)
+        return Found(whole, self.stages, self.notes, self.n_clear, self.n_tried)
 
     @abstractmethod
     def explore(self, n: int | None) -> None:
@@ -113,11 +115,6 @@ class Stages(ABC, Generic[S]):
     @property
     def Z(self) -> Float[Tensor, "n r"]:
         return self.outcome.Z
-
-    def _counts(self, n: int, objective: S) -> bool:
-        """Whether there are as many equations as unknowns: with fewer, any points explain
-        anything."""
-        return self.problem.unknowns(n, objective) <= self.problem.equations
 
     @property
     def _jitter(self) -> Float[Tensor, ""]:
@@ -198,7 +195,8 @@ class Stages(ABC, Generic[S]):
             ).loss
             return float(loss) < max(min(self.tuning.as_good * before.loss, 0.1), self.tuning.exact)
 
-        spare = lifted.equations - self.problem.unknowns(len(before.Z), lifted)
+        n = len(before.Z)
+        spare = lifted.effective_equations(n) - self.problem.coordinates(n)
         signs = find_signs(M, t, math.sqrt(before.loss / max(spare, 1)), explains)
         signed = signs.values.to(before.Z)[:, None] * before.Z
         if not signs.settled:

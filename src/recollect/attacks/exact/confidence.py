@@ -1,16 +1,21 @@
-"""ê_i = √(σ² tr (JᵀJ)⁻¹_ii)/m, σ² = L/(equations − unknowns): how far off a point is likely to be,
-without truth.
+"""ê_i = √(σ² tr (JᵀJ)⁻¹_ii)/m: how far off a point is likely to be, without truth.
 
-The textbook error of a least-squares estimate, relative to the points' median norm m, as if the
-residual were noise. It is not: it is what the linearisation of training leaves, and the points that
-explain nothing. But a point that nothing holds has a large ê whatever the residual is made of, and
-in a run that is stuck those are the wrong ones. Where JᵀJ is not formed its inverse is estimated
+This is the textbook error of a least-squares estimate, relative to the median norm m of the points,
+as if the residual were noise of variance σ². With ν effective equations more than coordinates
+(`examine/counting.py`), noise leaves a loss of at least σ²χ²(ν) with a probability of 95 %, where
+χ²(ν) is a quantile of the chi-squared distribution. Hence σ² = L/χ²(ν): with few equations to spare
+a residual may be small by chance.
+
+The residual is not noise. It is what the linearisation of training leaves, and what wrong points do
+not explain. But a point that nothing holds has a large ê whatever the residual is made of, and in a
+search that is stuck those are the wrong ones. Where JᵀJ is not formed, its inverse is estimated
 with random signs (`objective/normal.py`), with an error of some ten per cent.
 """
 
 from __future__ import annotations
 
 import torch
+from scipy.special import chdtri
 
 from recollect.geometry import Geometry
 from recollect.objective.base import ExactObjective
@@ -18,6 +23,13 @@ from recollect.shapes import Bool, Float, Tensor
 
 DOUBTFUL = 0.1
 """A point whose ê is larger is more likely wrong than right."""
+_CERTAINTY = 0.95
+"""Probability with which noise leaves at least the residual that was seen."""
+_UNKNOWN = 1e6
+"""ê where nothing can be said of a point."""
+_UNHELD = 1e9
+"""A point is not held if tr (JᵀJ)⁻¹_ii exceeds this multiple of 1/mean(diag JᵀJ). A null
+direction of JᵀJ reaches 1e12, the inverse of the relative loading of JᵀJ."""
 _FAR = 4.0
 """Points of a free norm that explain nothing run away; one so many times as long as most is on its
 way."""
@@ -31,13 +43,16 @@ def expected_errors(
 ) -> Float[Tensor, " n"]:
     fit, normal = objective.linearise(Z, geometry, jitter)
     n, r = Z.shape
-    spare = objective.equations - objective.unknowns(n, r, geometry)
+    spare = objective.effective_equations(n) - n * geometry.free_dimensions(r)
     if spare <= 0:  # any points explain as much: nothing can be said of these
-        return torch.full((n,), 1e6, dtype=Z.dtype, device=Z.device)
-    variance = fit.loss / spare * normal.variances().clamp_min(0)
-    norms = Z.norm(dim=1)
+        return torch.full((n,), _UNKNOWN, dtype=Z.dtype, device=Z.device)
+    variances = normal.variances().clamp_min(0)
+    variance = fit.loss / chdtri(spare, _CERTAINTY) * variances
+    norms = geometry.norms(Z)
     usual = norms.median()
-    errors: Tensor = (variance.sqrt() / usual.clamp_min(1e-300)).nan_to_num(1e6, 1e6)
+    errors: Tensor = (variance.sqrt() / usual.clamp_min(1e-300)).nan_to_num(_UNKNOWN, _UNKNOWN)
+    # A loss near zero would hide directions in which nothing holds a point at all.
+    errors = errors.where(variances * normal.scales.mean() < _UNHELD, _UNKNOWN)
     return errors.where(norms < _FAR * usual, errors.clamp_min(norms / usual))
 
 

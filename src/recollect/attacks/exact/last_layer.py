@@ -15,7 +15,7 @@ Nothing here knows the data. Respawns and turns are kept only if they lower the 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,6 +32,14 @@ from recollect.system.seeds import stream
 from recollect.victim.parity import Parity
 
 
+@dataclass(frozen=True)
+class Objectives:
+    """What a search minimises: first with features at one endpoint, then at both."""
+
+    one: LastLayerObjective
+    both: LastLayerObjective | None
+
+
 class LastLayerStages(Stages[LastLayerObjective]):
     """Features at θf, respawn, both endpoints, turning Û, respawn, signs."""
 
@@ -46,8 +54,10 @@ class LastLayerStages(Stages[LastLayerObjective]):
         # A span with more unknowns than equations explains anything by any points: rather less is
         # asked of it.
         least = 1 if n is None else n
-        lifted = parity is Parity.LINEAR and self._counts(least, self._objective(one, True))
-        if endpoints is Endpoints.BOTH and not self._counts(
+        lifted = parity is Parity.LINEAR and self.problem.determined(
+            least, self._objective(one, True)
+        )
+        if endpoints is Endpoints.BOTH and not self.problem.determined(
             least, self._objective(endpoints, lifted)
         ):
             endpoints = one
@@ -55,22 +65,11 @@ class LastLayerStages(Stages[LastLayerObjective]):
                 "too few equations for the coefficients of both endpoints: features at θf alone "
                 "were used"
             )
-        if n is None:
-            both = self._objective(endpoints, lifted) if endpoints is Endpoints.BOTH else None
-            self._count(self._objective(one, lifted), both)
-        else:
-            self._start(n, self._objective(one, lifted))
-            self._respawn(
-                1 if endpoints is Endpoints.BOTH else self.tuning.patience,
-                math.inf if moving else self.tuning.vanished,
-            )
-        goal = math.inf
-        if n is not None and endpoints is Endpoints.BOTH:
-            goal = self.outcome.loss / self.tuning.fall
-            self._switch("both endpoints", self._objective(endpoints, lifted))
-        self._turn_subspace()
-        if (n is None or endpoints is Endpoints.BOTH) and self._respawn(self.tuning.patience, goal):
-            self._turn_subspace()  # the points that were wrong had held it back
+        stages = Objectives(
+            self._objective(one, lifted),
+            self._objective(endpoints, lifted) if endpoints is Endpoints.BOTH else None,
+        )
+        self._find_points(n, stages)
         if lifted:
             self._settle_signs(self._objective(endpoints, False))
         elif parity is not Parity.NONE:
@@ -85,6 +84,31 @@ class LastLayerStages(Stages[LastLayerObjective]):
 
     # One stage each.
 
+    def _find_points(self, n: int | None, stages: Objectives) -> None:
+        """Stages 1 to 5."""
+        assert n is not None  # an unknown number of points is the matter of `number.py`
+        self._search(n, stages)
+
+    def _search(self, n: int, stages: Objectives) -> None:
+        """Stages 1 to 5 for n points, from random starts."""
+        moving = self.problem.evidence.moving
+        self._start(n, stages.one)
+        self._respawn(
+            1 if stages.both is not None else self.tuning.patience,
+            math.inf if moving else self.tuning.vanished,
+        )
+        goal = math.inf
+        if stages.both is not None:
+            goal = self.outcome.loss / self.tuning.fall
+            self._switch("both endpoints", stages.both)
+        self._finish(goal, again=stages.both is not None)
+
+    def _finish(self, goal: float, *, again: bool) -> None:
+        """Stages 4 and 5."""
+        self._turn_subspace()
+        if again and self._respawn(self.tuning.patience, goal):
+            self._turn_subspace()  # the points that were wrong had held it back
+
     def _start(self, n: int, objective: LastLayerObjective) -> None:
         problem = self.problem
 
@@ -95,112 +119,6 @@ class LastLayerStages(Stages[LastLayerObjective]):
             self._record(f"random start {restart + 1}", outcome)
 
         self._best_start(attempt)
-
-    def _count(self, one: LastLayerObjective, both: LastLayerObjective | None) -> None:
-        """Grow until more points explain little more, then drop those that are not needed; grow on
-        if none was."""
-        problem = self.problem
-        most = max(1, problem.most_points(both or one))
-        n = min(most, problem.r if problem.U is not None else 2)
-        Z = random_start(problem.geometry, n, problem.r, stream("start 0", self._seed))
-        outcome = self._descend("growing", one, Z.to(problem.device, problem.dtype))
-        self._keep(one, outcome)
-        self._record(f"random start of {n} points", outcome)
-        generator = stream("grow", self._seed)
-        while True:
-            self._grow(one, most, generator)
-            grown, full = self.state, len(self.Z) >= most or self.outcome.loss <= self.tuning.exact
-            if both is not None:
-                self._switch("both endpoints", both)
-            self._turn_subspace()  # in a tilted one the points that explain least do not stand out
-            jump, above = self._prune()
-            if math.isfinite(jump):
-                break
-            self.state, self.problem = grown, problem
-            if full:
-                break
-        n = len(self.Z)
-        if math.isnan(jump):
-            self.n_clear = False
-            self._note(
-                f"n = {n} is a guess: no number of points stands out in the residual; give --n"
-            )
-            return
-        spare = problem.unknowns(n, self.objective) <= self.tuning.enough * problem.equations
-        if math.isnan(above) and n < most:
-            above = self.outcome.loss / max(self._one_more(generator).loss, self.tuning.exact)
-        more = "" if math.isnan(above) else f", one more lowers it {above:.2g}×"
-        clear = (
-            spare and jump > self.tuning.clear_jump and above < self.tuning.jump
-        )  # false where no more could be tried
-        self.n_clear = bool(clear)
-        sure = "clear" if clear else "not clear: give --n if you know it"
-        self._note(
-            f"n = {n} from the residual: one point fewer raises it {jump:.2g}×{more}; {sure}"
-        )
-
-    def _one_more(self, generator: torch.Generator) -> Outcome:
-        new = spawn(self.objective, self.problem.geometry, self.Z, 1, generator, self._jitter)
-        return self._descend("one more", self.objective, torch.cat([self.Z, new]))
-
-    def _grow(self, objective: LastLayerObjective, most: int, generator: torch.Generator) -> None:
-        geometry, r = self.problem.geometry, self.problem.r
-        iterations, seconds, level = 0, 0.0, 0
-        while len(self.Z) < most and self.outcome.loss > self.tuning.exact and level < 2:
-            count = min(most, math.ceil(self.tuning.growth * len(self.Z))) - len(self.Z)
-            new = spawn(objective, geometry, self.Z, count, generator, self._jitter)
-            # Where fewer stand apart, the rest starts anywhere: too few new points would show too
-            # little of a change.
-            rest = random_start(geometry, count - len(new), r, generator).to(new)
-            before, outcome = (
-                self.outcome.loss,
-                self._descend("growing", objective, torch.cat([self.Z, new, rest])),
-            )
-            iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
-            self._keep(objective, outcome)
-            level = level + 1 if before < 0.1 and before < self.tuning.jump * outcome.loss else 0
-        self._record(
-            f"grown to {len(self.Z)} points",
-            replace(self.outcome, iterations=iterations, seconds=seconds),
-        )
-
-    def _prune(self) -> tuple[float, float]:
-        """Drop the points that cost least while the residual bears it; where it jumps, that point
-        was there.
-
-        Returns by how much it jumped, and by how much it rose for the point dropped before; NaN
-        where it did not.
-        """
-        objective, began = self.objective, self.outcome.loss
-        batch, above = max(1, len(self.Z) // 8), math.nan
-        iterations, seconds = 0, 0.0
-        rise = math.nan
-        while len(self.Z) > 1 and self.outcome.loss < min(
-            0.5, max(self.tuning.too_far * began, self.tuning.exact)
-        ):
-            Z = self.Z
-            for _ in range(min(batch, len(Z) - 1)):
-                cost = objective.costs(Z, self._jitter).nan_to_num(torch.inf)
-                Z = Z[torch.arange(len(Z), device=Z.device) != cost.argmin()]
-            outcome = self._descend("pruning", objective, Z)
-            iterations, seconds = iterations + outcome.iterations, seconds + outcome.seconds
-            rise = outcome.loss / max(self.outcome.loss, self.tuning.exact)
-            if rise < self.tuning.jump:
-                above = rise if batch == 1 else math.nan
-                self._keep(objective, outcome)
-            elif batch > 1:
-                batch //= 2
-            else:
-                break
-        self._record(
-            f"pruned to {len(self.Z)} points",
-            replace(self.outcome, iterations=iterations, seconds=seconds),
-        )
-        if len(self.Z) == 1:
-            rise = 1 / max(
-                self.outcome.loss, self.tuning.exact
-            )  # without any point nothing is explained
-        return (rise if rise >= self.tuning.jump else math.nan), above
 
     def _switch(self, name: str, objective: LastLayerObjective) -> None:
         """Go on from the same points with another span."""
@@ -267,7 +185,7 @@ class LastLayerStages(Stages[LastLayerObjective]):
         subspace that may turn only serves to explain those: it ends far from Û, and from the data.
         """
         problem, objective, before = self.problem, self.objective, self.outcome
-        found, n, r, d = problem.spectrum, len(self.Z), problem.r, problem.victim.d
+        found, n, r, d = problem.spectrum, len(self.Z), problem.r, problem.whole.d
         if (
             found is None
             or found.gap > self.tuning.clear_gap
@@ -284,7 +202,8 @@ class LastLayerStages(Stages[LastLayerObjective]):
         fits = sizes.dense(n, problem.device, coupled=True) and 8 * frame <= total_memory(
             problem.device
         )
-        if problem.unknowns(n, objective) + r * (d - r) > problem.equations or not fits:
+        spare = objective.effective_equations(n) - problem.coordinates(n)
+        if r * (d - r) > spare or not fits:
             self._note(
                 "rounding in training may have tilted the subspace of ΔW1 (its gap is "
                 f"{found.gap:.3g}×), and there "
@@ -292,7 +211,7 @@ class LastLayerStages(Stages[LastLayerObjective]):
                 "accuracy"
             )
             return
-        shared = SharedSubspace(problem.geometry, r)
+        shared = SharedSubspace(problem.everywhere, r)
         self.problem = problem.within(None)
         everywhere = self._objective(objective.endpoints, objective.lifted)
         outcome = self._descend("turning the subspace", everywhere, problem.lift(before.Z), shared)
@@ -303,7 +222,7 @@ class LastLayerStages(Stages[LastLayerObjective]):
         self.problem = problem.within(U.cpu())
         self._keep(
             self._objective(objective.endpoints, objective.lifted),
-            replace(outcome, Z=problem.geometry.project(outcome.Z @ U)),
+            replace(outcome, Z=self.problem.geometry.project(outcome.Z @ U)),
         )
         self._record("turning the subspace", outcome)
 

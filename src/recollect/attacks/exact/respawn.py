@@ -40,7 +40,7 @@ def spawn(
         )
     with torch.no_grad():
         new = new[gains(new).argsort(descending=True, stable=True)]
-    directions = torch.nn.functional.normalize(new, dim=1)
+    directions = geometry.directions(new)
     alike = (directions @ directions.T).abs().gt(_ALIKE).cpu()
     chosen: list[int] = []
     for i in range(len(new)):

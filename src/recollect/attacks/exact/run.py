@@ -9,6 +9,7 @@ from recollect.attacks.base import Context
 from recollect.attacks.exact.all_layers import AllLayerStages
 from recollect.attacks.exact.base import Stages
 from recollect.attacks.exact.last_layer import LastLayerStages
+from recollect.attacks.exact.number import NumberStages
 from recollect.attacks.options import Exact
 from recollect.attacks.problem import Problem, has_rules
 from recollect.attacks.projection import describe, run_problem
@@ -29,7 +30,8 @@ def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Recon
     fingerprint = problem.fingerprint(n, context.seed) if context.resume else ""
     with Runs(context, fingerprint) as runs:
         stages: Stages[ExactObjective] | LastLayerStages
-        stages_of = LastLayerStages if attack.parameters == "last" else AllLayerStages
+        one_layer = LastLayerStages if n is not None else NumberStages
+        stages_of = one_layer if attack.parameters == "last" else AllLayerStages
         stages = stages_of(problem, runs, attack, context.seed)
         found = stages.run(n)
     state = found.state
@@ -53,4 +55,5 @@ def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Recon
         signs_settled=state.signs_settled,
         n_source="given" if n is not None else "residual",
         n_clear=found.n_clear,
+        n_tried=found.n_tried,
     )
