@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from weakref import WeakKeyDictionary
+
 import pytest
 import torch
 from cases import F64, generator, perturbed, small_mlp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recollect.errors import OptionError, VictimError
-from recollect.examine.subspace import check_basis, gap_rule, spectrum
+from recollect.examine import subspace as subspace_file
+from recollect.examine.subspace import check_basis, gap_rule, sketched, spectrum
 from recollect.simulate.training import train_network
 from recollect.truth.data.synthetic import synthetic
 from recollect.victim.mlp import initial_theta, mlp, random_features
@@ -107,3 +111,64 @@ def test_a_basis_is_checked_and_made_orthonormal() -> None:
             check_basis(bad, 6)
     with pytest.raises(OptionError, match="--rank"):
         spectrum(small_mlp()).basis(99)
+
+
+@given(
+    rank=st.integers(1, 90),
+    noise=st.sampled_from([0.0, 1e-9, 1e-5, 1e-3]),
+    tall=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=12)
+def test_a_sketch_sees_the_same_rank_gap_and_span_as_the_whole_decomposition(
+    rank: int, noise: float, tall: bool, seed: int
+) -> None:
+    drawn = generator(seed)
+    shape = (700, 520) if tall else (520, 700)
+    left = torch.randn(shape[0], rank, generator=drawn, dtype=F64)
+    right = torch.randn(rank, shape[1], generator=drawn, dtype=F64)
+    scales = torch.logspace(0, -1, rank, dtype=F64)
+    delta = left @ (scales[:, None] * right) / shape[0]
+    delta += noise * torch.randn(shape, generator=drawn, dtype=F64) / shape[0]
+    floor = max(1e-16, noise * (700**0.5 + 520**0.5) / shape[0] / 2)  # rounding of that size
+    part = sketched(delta, floor)
+    s, Vh = torch.linalg.svd(delta, full_matrices=False)[1:]
+    whole = gap_rule(s, shape, floor)
+    if part is None:  # then the whole decomposition is taken
+        assert whole[1] < 20
+        return
+    assert (part.rank, part.found) == (whole[0], whole[2])
+    assert not part.whole
+    torch.testing.assert_close(part.singular_values[:rank], s[:rank])
+    # Below the rounding of a singular value decomposition gaps differ, and do not matter.
+    assert abs(math.log(min(part.gap, 1e12) / min(whole[1], 1e12))) < 0.5
+    outside = part.basis() - Vh[:rank].T @ (Vh[:rank] @ part.basis())
+    assert float(outside.norm(dim=0).max()) < max(1e-12, 10 / whole[1] ** 5)
+
+
+def test_a_sketch_of_noise_or_of_a_slow_decay_is_not_trusted() -> None:
+    noise = torch.randn(600, 560, generator=generator(0), dtype=F64)
+    assert sketched(noise, 1e-12) is None
+    U, V = (torch.linalg.qr(part).Q for part in (noise, noise[:560].T))
+    slow = U @ torch.diag(torch.logspace(0, -6, 560, dtype=F64)) @ V.T
+    assert sketched(slow, 1e-12) is None
+
+
+def test_the_leading_part_serves_until_more_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = mlp(600, 520, 1)
+    victim = perturbed(network, 0)
+    delta = torch.randn(520, 5, generator=generator(1), dtype=F64) @ torch.randn(
+        5, 600, generator=generator(2), dtype=F64
+    )
+    theta_0 = {**victim.theta_f, "layers.0.weight": victim.theta_f["layers.0.weight"] - delta}
+    victim = Victim(network, theta_0, victim.theta_f)
+    part = spectrum(victim, leading=0)
+    assert not part.whole
+    assert part.rank == 5
+    assert spectrum(victim, leading=20) is part
+    whole = spectrum(victim)
+    assert whole.whole
+    assert whole.rank == 5
+    assert spectrum(victim, leading=0) is whole
+    monkeypatch.setattr(subspace_file, "_KNOWN", WeakKeyDictionary())
+    assert spectrum(victim, leading=300).whole

@@ -299,7 +299,7 @@ def _basis(
         return U, None
     if isinstance(space, FullSpace):
         return None, None
-    found = spectrum(victim, augmented=augmented)
+    found = spectrum(victim, augmented=augmented, leading=space.rank or 0)
     return found.basis(space.rank), found
 
 

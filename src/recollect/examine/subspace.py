@@ -41,6 +41,8 @@ class Spectrum:
         s_r/s_{r+1}, the values below rounding counted as rounding.
     found
         Whether there is a gap at all.
+    whole
+        Whether all singular values are there, or only the leading ones.
     """
 
     singular_values: Float[Tensor, " k"]
@@ -48,6 +50,13 @@ class Spectrum:
     rank: int
     gap: float
     found: bool
+    whole: bool = True
+
+    def holds(self, leading: int | None) -> bool:
+        """Whether it holds so many directions with full accuracy; None: all."""
+        return self.whole or (
+            leading is not None and leading + _OVERSAMPLING <= len(self.singular_values)
+        )
 
     def basis(self, rank: int | None = None) -> Float[Tensor, "d r"]:
         """Û, d×r: the r leading right singular vectors."""
@@ -60,8 +69,17 @@ class Spectrum:
         return self.right[:, :r].contiguous()
 
 
-_KNOWN: WeakKeyDictionary[Victim, dict[bool, Spectrum]] = WeakKeyDictionary()
-"""The spectrum with and without the bias. An audit needs it for every setting that it tries."""
+_KNOWN: WeakKeyDictionary[Victim, dict[tuple[bool, bool], Spectrum]] = WeakKeyDictionary()
+"""Spectra that were computed, with and without the bias, whole or leading part. An audit needs them
+for every setting that it tries."""
+_FIRST_SKETCH = 64
+_POWER_ITERATIONS = 2
+_OVERSAMPLING = 10
+_SKETCH_GAP = 10.0
+"""Smallest gap for which a sketch is accurate: with two power iterations Û is off by about the
+inverse of its fifth power."""
+_SKETCH_FROM = 512
+"""Smaller matrices are decomposed whole."""
 
 
 def bias_scale(victim: Victim) -> float | None:
@@ -86,7 +104,7 @@ def first_change(victim: Victim, *, augmented: bool) -> Float[Tensor, "p d"] | N
     return torch.cat([delta, s * bias[:, None]], dim=1)
 
 
-def spectrum(victim: Victim, *, augmented: bool = True) -> Spectrum:
+def spectrum(victim: Victim, *, augmented: bool = True, leading: int | None = None) -> Spectrum:
     """The SVD of ΔW_1 and the gap rule: the largest s_k/s_{k+1} that stands out from the rest.
 
     Parameters
@@ -95,6 +113,9 @@ def spectrum(victim: Victim, *, augmented: bool = True) -> Spectrum:
         The victim. Its spectrum is computed once and remembered.
     augmented
         Whether to take [ΔW_1 | s·Δb_1] where the first layer has a bias.
+    leading
+        Number of directions that are needed at least; 0: as many as the rank. None: all of them.
+        A part of the spectrum is much cheaper than all of it.
 
     Returns
     -------
@@ -103,15 +124,19 @@ def spectrum(victim: Victim, *, augmented: bool = True) -> Spectrum:
     """
     augmented = augmented and bias_scale(victim) is not None
     known = _KNOWN.setdefault(victim, {})
-    if augmented not in known:
-        known[augmented] = _decompose(victim, augmented=augmented)
-    return known[augmented]
+    for whole in (True, False) if leading is not None else (True,):
+        if (augmented, whole) in known and known[augmented, whole].holds(leading):
+            return known[augmented, whole]
+    if leading is not None and (augmented, False) not in known:
+        known[augmented, False] = _decompose(victim, augmented=augmented, whole=False)
+        return spectrum(victim, augmented=augmented, leading=leading)
+    known[augmented, True] = _decompose(victim, augmented=augmented, whole=True)
+    return known[augmented, True]
 
 
-def _decompose(victim: Victim, *, augmented: bool) -> Spectrum:
+def _change(victim: Victim, augmented: bool) -> Float[Tensor, "p d"]:
     delta = first_change(victim, augmented=augmented)
-    first = victim.network.first
-    if delta is None or first is None:
+    if delta is None:
         raise VictimError(
             "expected a trained linear first layer, got a frozen or convolutional one; "
             "there is no ΔW1 to find a subspace from: use --space full or --basis FILE"
@@ -121,16 +146,52 @@ def _decompose(victim: Victim, *, augmented: bool) -> Spectrum:
             "expected training to have moved the first layer, got ΔW1 = 0; use --space full or "
             "--basis FILE"
         )
-    _, s, Vh = torch.linalg.svd(delta, full_matrices=False)
+    return delta
+
+
+def _decompose(victim: Victim, *, augmented: bool, whole: bool) -> Spectrum:
+    delta, first = _change(victim, augmented), victim.network.first
+    assert first is not None
     floor = rounding(victim.theta_f[first.weight])
-    rank, gap, found = gap_rule(s, delta.shape, floor)
-    return Spectrum(s.cpu(), Vh.T.cpu(), rank, gap, found)
+    if not whole and (found := sketched(delta, floor)) is not None:
+        return found
+    _, s, Vh = torch.linalg.svd(delta, full_matrices=False)
+    rank, gap, found_gap = gap_rule(s, delta.shape, floor)
+    return Spectrum(s.cpu(), Vh.T.cpu(), rank, gap, found_gap)
+
+
+def sketched(delta: Float[Tensor, "p d"], floor: float) -> Spectrum | None:
+    """The leading part of the spectrum by random projections; None where that shows no clear gap.
+
+    ΔᵀΔ is applied to a random matrix of k columns whose range then holds the k leading right
+    singular vectors (Halko, Martinsson & Tropp 2011). What lies outside that range is measured, so
+    the gap rule sees the same numbers as with a whole decomposition. The gap is certified: a later
+    one could not be larger, since all later singular values lie between s_k and the rounding.
+    """
+    generator = torch.Generator().manual_seed(0)
+    k, most = _FIRST_SKETCH, min(delta.shape)
+    while most >= _SKETCH_FROM and 4 * k <= most:
+        draw = torch.randn(delta.shape[1], k, generator=generator, dtype=torch.float64)
+        Q = draw.to(delta)
+        for _ in range(1 + _POWER_ITERATIONS):
+            Q = torch.linalg.qr(delta.T @ (delta @ Q)).Q
+        B = delta @ Q
+        _, s, Wh = torch.linalg.svd(B, full_matrices=False)
+        rest = float(torch.addmm(delta, B, Q.T, alpha=-1).norm())
+        rank, gap, found = gap_rule(s, delta.shape, floor, rest)
+        later = float(s[-1]) / max(floor, torch.finfo(torch.float64).tiny)
+        if found and gap > max(_SKETCH_GAP, later) and rank <= k - _OVERSAMPLING:
+            return Spectrum(s.cpu(), (Q @ Wh.T).cpu(), rank, gap, True, whole=False)
+        k *= 2
+    return None
 
 
 def gap_rule(
-    s: Float[Tensor, " k"], shape: tuple[int, ...], floor: float
+    s: Float[Tensor, " k"], shape: tuple[int, ...], floor: float, rest: float = 0.0
 ) -> tuple[int, float, bool]:
     """(rank, gap, whether there is one) from descending singular values of a matrix of `shape`.
+
+    `s` may hold only the leading ones; `rest` is then the root of the sum of squares of the others.
 
     A step counts only if it stands out from what follows: let t be the largest value after it over
     the edge that the Marchenko–Pastur law gives for the root mean square of the rest. For pure
@@ -148,7 +209,8 @@ def gap_rule(
             continue
         rows, columns = shape[0] - k, shape[1] - k
         edge = (math.sqrt(rows) + math.sqrt(columns)) / math.sqrt(max(rows, columns))
-        t = s[k] / (edge * s[k:].square().mean().sqrt())
+        mean = (s[k:].square().sum() + rest**2) / (min(shape) - k)
+        t = s[k] / (edge * mean.sqrt().clamp_min(floor))
         if gaps[k - 1] > t ** (2 if s[k] < ROUNDINGS * floor else 3):
             rank, gap = k, float(gaps[k - 1])
     if rank:

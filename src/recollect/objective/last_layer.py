@@ -16,6 +16,7 @@ import torch
 from recollect.geometry import Geometry
 from recollect.objective.base import Fit, Gains, GramObjective, barred, cost, gain
 from recollect.objective.evidence import Evidence
+from recollect.objective.factors import total
 from recollect.objective.gram import Gram
 from recollect.objective.normal import DenseNormal, ImplicitNormal, Normal, forcing, point_scales
 from recollect.objective.rows import Rows
@@ -35,6 +36,11 @@ class Explained:
     def orthogonal(self, V: Float[Tensor, "p v"]) -> Float[Tensor, "p v"]:
         """P⊥V, the part of each column orthogonal to the rows of A."""
         return torch.addmm(V, self.A.T, self.gram.solve(self.A @ V).to(V.dtype), alpha=-1)
+
+    def orthogonal_rows(self, E: Float[Tensor, "c p"]) -> Float[Tensor, "c p"]:
+        """The same for the rows of E. Products with few long rows are fastest in this order."""
+        solved = self.gram.solve((E @ self.A.T).T).to(E.dtype)
+        return torch.addmm(E, solved.T, self.A, alpha=-1)
 
 
 class LastLayerObjective(GramObjective):
@@ -91,10 +97,10 @@ class LastLayerObjective(GramObjective):
         if self.rows.fixed is not None:
             A = torch.cat([A, self.rows.fixed.expand(*A.shape[:-2], -1, -1)], dim=-2)
         gram = Gram(A @ A.mT, jitter)
-        C = gram.solve(A @ self.delta.mT).to(A.dtype)
+        C = gram.solve((self.delta @ A.mT).mT).to(A.dtype)
         R = self.delta - C.mT @ A
         if self._refine:
-            C = C + gram.solve(A @ R.mT)
+            C = C + gram.solve((R @ A.mT).mT)
             R = self.delta - C.mT @ A
         return Explained(A, gram, C, R)
 
@@ -183,14 +189,19 @@ class LastLayerObjective(GramObjective):
     def _implicit_normal(
         self, Z: Tensor, geometry: Geometry, explained: Explained, C: Tensor
     ) -> ImplicitNormal:
-        pull = torch.func.vjp(self.rows, Z)[1]
+        ends = self.rows.derivatives(Z, Z.dtype)
+        alpha = self.rows.unmixed(C)
+        p = self.delta.shape[1] - self.rows.biased
 
-        def back(E: Float[Tensor, "c p"]) -> Float[Tensor, "n r"]:  # E ↦ Σ_k F_i^kᵀ Eᵀ C_i^k
-            return geometry.tangent(Z, pull(C @ explained.orthogonal(E.T).T)[0])
+        def back(E: Float[Tensor, "c p"]) -> Float[Tensor, "n r"]:  # E ↦ Σ_e F_i^eᵀ Eᵀ α_i^e
+            free = explained.orthogonal_rows(E)[:, :p]
+            pulled = total(end.pull(own @ free) for end, own in zip(ends, alpha, strict=True))
+            return geometry.tangent(Z, pulled)
 
         def product(v: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:  # v ↦ JᵀJv
-            moved = torch.func.jvp(self.rows, (Z,), (geometry.tangent(Z, v),))[1]
-            return back(torch.einsum("knc,knp->cp", C, moved))
+            v = geometry.tangent(Z, v)
+            E = total(own.T @ end.push(v) for end, own in zip(ends, alpha, strict=True))
+            return back(torch.nn.functional.pad(E, (0, self.rows.biased)))
 
         scales, tolerance = point_scales(product, geometry, Z, C[0]), forcing(self.loss(explained))
         return ImplicitNormal(product, scales, -back(explained.R), barred(geometry, Z), tolerance)

@@ -18,12 +18,16 @@ are the same point, and the signs are found afterwards (`attacks/exact/signs.py`
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from recollect.errors import OptionError
 from recollect.objective.endpoints import Endpoints
 from recollect.objective.evidence import Evidence
 from recollect.shapes import Float, Tensor, Theta, cast
+from recollect.victim.mlp import MLP
+from recollect.victim.network import Derivative
 from recollect.victim.parity import Parity, parity
 
 
@@ -44,8 +48,14 @@ class Rows:
             raise OptionError(
                 "expected final, initial or both endpoints for the last layer, got path; use both"
             )
-        self._network, self._thetas, self._lifted = network, thetas, lifted
-        self._bias = network.last.bias is not None
+        self._whole, self._thetas, self._lifted = network, thetas, lifted
+        self._network = network
+        self._averaged = lifted
+        """Whether even parts are averages over z and −z."""
+        if lifted and isinstance(network, MLP) and network.depth == 2:
+            # The even part of the activation gives them with half the work.
+            self._network, self._averaged = replace(network, parity=1), False
+        self.biased = network.last.bias is not None
         self.families = len(thetas)
         self.fixed = self._linear_parts(device, dtype) if lifted else None
 
@@ -56,7 +66,7 @@ class Rows:
     def jacobian(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "k p n r"]:
         """∂T_k(z_i)/∂z_i."""
         J = torch.stack([self._slopes(theta, Z) for theta in self._thetas])
-        if self._bias:
+        if self.biased:
             J = torch.cat([J, J.new_zeros(len(J), 1, *J.shape[2:])], dim=1)
         return self._mixed(J)
 
@@ -68,24 +78,47 @@ class Rows:
 
     def _features(self, theta: Theta, Z: Tensor) -> Tensor:
         H = self._network.features(theta, Z)
-        if self._lifted:
+        if self._averaged:
             H = (H + self._network.features(theta, -Z)) / 2
         # A bias is the weight of a feature that is always 1.
-        return torch.cat([H, H.new_ones(*H.shape[:-1], 1)], dim=-1) if self._bias else H
+        return torch.cat([H, H.new_ones(*H.shape[:-1], 1)], dim=-1) if self.biased else H
 
     def _slopes(self, theta: Theta, Z: Tensor) -> Tensor:
         J = self._network.jacobian(theta, Z)
-        return (J - self._network.jacobian(theta, -Z)) / 2 if self._lifted else J
+        return (J - self._network.jacobian(theta, -Z)) / 2 if self._averaged else J
+
+    def derivatives(self, Z: Float[Tensor, "n r"], dtype: torch.dtype) -> list[Derivative]:
+        """The derivative of each point's row at each θ_e, without the entry of the bias.
+
+        Mean and difference are not taken: `unmixed` gives the coefficients to go with it.
+        """
+        return [
+            self._derivative(cast(theta, Z.device, dtype), Z.to(dtype)) for theta in self._thetas
+        ]
+
+    def unmixed(self, C: Float[Tensor, "k n c"]) -> Float[Tensor, "k n c"]:
+        """From the coefficients of mean and difference to those of the rows at each θ_e."""
+        return C if self.families == 1 else torch.stack([C[0] / 2 + C[1], C[0] / 2 - C[1]])
+
+    def _derivative(self, theta: Theta, Z: Tensor) -> Derivative:
+        at = self._network.derivative(theta, Z)
+        if not self._averaged:
+            return at
+        opposite = self._network.derivative(theta, -Z)
+        return Derivative(
+            lambda v: (at.push(v) - opposite.push(v)) / 2,
+            lambda u: (at.pull(u) - opposite.pull(u)) / 2,
+        )
 
     def _linear_parts(self, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "q p"]:
         """The odd parts at the unit vectors for each θ_e, which span every sum of odd parts."""
-        network, E = self._network, torch.eye(self._network.d, dtype=dtype, device=device)
+        network, E = self._whole, torch.eye(self._whole.d, dtype=dtype, device=device)
         odd = torch.stack(
             [
                 (network.features(theta, E) - network.features(theta, -E)) / 2
                 for theta in self._thetas
             ]
         )
-        if self._bias:
+        if self.biased:
             odd = torch.cat([odd, odd.new_zeros(*odd.shape[:2], 1)], dim=2)
         return self._mixed(odd).flatten(0, 1)

@@ -19,7 +19,7 @@ import torch
 from recollect.errors import OptionError
 from recollect.shapes import Float, Tensor, Theta
 from recollect.victim.activations import Activation, activation
-from recollect.victim.network import Bent, Layer, Tap
+from recollect.victim.network import Bent, Derivative, Layer, Tap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +125,29 @@ class MLP:
         if J is None:
             return torch.eye(d).to(X)[:, None, :].expand(d, n, d)
         return J if self.scale == 1.0 else self.scale * J
+
+    def derivative(self, theta: Theta, X: Float[Tensor, "n d"]) -> Derivative:
+        # J = diag φ'(t_{L−1}) W_{L−1} … diag φ'(t_1) W_1, with the slopes φ'(t_l) of these points.
+        H, factors = X, []
+        for layer, phi in zip(self.layers, self._phis, strict=False):
+            t = _linear(theta, layer, H)
+            factors.append((theta[layer.weight], phi.derivative(t)))
+            H = phi.phi(t)
+        if factors and self.scale != 1.0:
+            W, slope = factors[-1]
+            factors[-1] = (W, self.scale * slope)
+
+        def push(v: Tensor) -> Tensor:
+            for W, slope in factors:
+                v = (v @ W.T).mul_(slope)
+            return v
+
+        def pull(u: Tensor) -> Tensor:
+            for W, slope in reversed(factors):
+                u = (u * slope) @ W
+            return u
+
+        return Derivative(push, pull)
 
     untapped: ClassVar[tuple[str, ...]] = ()
 

@@ -16,7 +16,7 @@ from torch import nn
 from recollect.errors import VictimError
 from recollect.shapes import Float, Tensor, Theta
 from recollect.victim.activations import Activation
-from recollect.victim.network import Layer, Tap
+from recollect.victim.network import Derivative, Layer, Tap
 
 _PROBES = 7
 """Number of points at which a module is tested. A layer is unlikely to have as many positions."""
@@ -115,6 +115,18 @@ class ModuleNetwork:
 
         each: Tensor = torch.func.vmap(torch.func.jacfwd(one))(X)
         return each.permute(1, 0, 2)
+
+    def derivative(self, theta: Theta, X: Float[Tensor, "n d"]) -> Derivative:
+        def features(X: Tensor) -> Tensor:
+            return self.features(theta, X)
+
+        pull = torch.func.vjp(features, X)[1]
+
+        def push(v: Tensor) -> Tensor:
+            moved: Tensor = torch.func.jvp(features, (X,), (v,))[1]
+            return moved
+
+        return Derivative(push, lambda u: pull(u)[0])
 
     @property
     def untapped(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ random features, and `victim/module.py` for any torch module.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -61,6 +62,16 @@ class Bent:
     """None where D is piecewise constant, as it is with ReLU."""
 
 
+@dataclass(frozen=True)
+class Derivative:
+    """∂h/∂x at fixed points, as two products. What does not depend on v is computed only once."""
+
+    push: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n p"]]
+    """v ↦ (∂h(x_i)/∂x_i) v_i."""
+    pull: Callable[[Float[Tensor, "n p"]], Float[Tensor, "n d"]]
+    """u ↦ (∂h(x_i)/∂x_i)ᵀ u_i."""
+
+
 @runtime_checkable
 class Network(Protocol):
     """A function f(x; θ) of inputs and parameters, with its first and last linear layers known by
@@ -105,6 +116,9 @@ class Network(Protocol):
     def jacobian(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "p n d"]:
         """∂h(x_i; θ)/∂x_i. The width comes first, so that all points together are one p×(nd)
         matrix."""
+
+    def derivative(self, theta: Theta, X: Float[Tensor, "n d"]) -> Derivative:
+        """∂h(x_i; θ)/∂x_i for products with many vectors."""
 
     @property
     def kinked(self) -> bool:
