@@ -168,11 +168,11 @@ class Exact(Search):
         hint="200 is plenty",
     )
     rounds: int = option(
-        30,
+        200,
         help="Largest number of respawns at each endpoint.",
         least=0,
         most=10**6,
-        hint="30 is plenty",
+        hint="200 is plenty",
     )
     tuning: Tuning = field(default=Tuning(), metadata={"rule": None})
 

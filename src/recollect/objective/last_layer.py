@@ -8,6 +8,7 @@ both, with signs lifted or not.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,6 +37,10 @@ class Explained:
     def orthogonal(self, V: Float[Tensor, "p v"]) -> Float[Tensor, "p v"]:
         """P⊥V, the part of each column orthogonal to the rows of A."""
         return torch.addmm(V, self.A.T, self.gram.solve(self.A @ V).to(V.dtype), alpha=-1)
+
+    def whitened(self, V: Float[Tensor, "p v"]) -> Float[Tensor, "a v"]:
+        """W with WᵀW = Vᵀ(I − P⊥)V, so that VᵀP⊥V = VᵀV − WᵀW."""
+        return self.gram.whiten(self.A @ V).to(V.dtype)
 
     def orthogonal_rows(self, E: Float[Tensor, "c p"]) -> Float[Tensor, "c p"]:
         """The same for the rows of E. Products with few long rows are fastest in this order."""
@@ -182,9 +187,27 @@ class LastLayerObjective(GramObjective):
     def _dense_normal(
         self, Z: Tensor, geometry: Geometry, explained: Explained, C: Tensor
     ) -> DenseNormal:
-        J = geometry.tangent(Z, self.rows.jacobian(Z))
-        F = torch.stack([explained.orthogonal(part.flatten(1)).view_as(part) for part in J])
-        return DenseNormal.of(F, C, explained.R, barred(geometry, Z), geometry.frame(Z))
+        n, r = Z.shape
+        N = Z.new_zeros(n * r, n * r)
+        if C.shape[2] <= self.families:  # J of each output by itself takes c products
+            slopes, alpha = self.rows.slopes(Z), self.rows.unmixed(C)
+            g = Z.new_zeros(n * r)
+            for o, row in enumerate(explained.R):
+                moved = total(J * own[:, o, None] for J, own in zip(slopes, alpha, strict=True))
+                E = geometry.tangent(Z, moved).reshape(-1, n * r)
+                V = explained.whitened(E)
+                N.addmm_(E.T, E).addmm_(V.T, V, alpha=-1)
+                g.addmv_(E.T, row, alpha=-1)
+        else:  # all outputs at once take K(K + 1)/2 products
+            J = geometry.tangent(Z, self.rows.jacobian(Z))
+            flat = J.flatten(2)
+            W = [explained.whitened(part) for part in flat]
+            for k, j in itertools.combinations_with_replacement(range(len(flat)), 2):
+                block = torch.addmm(flat[k].T @ flat[j], W[k].T, W[j], alpha=-1).view(n, r, n, r)
+                block = (block * (C[k] @ C[j].T)[:, None, :, None]).view(n * r, n * r)
+                N += block if k == j else block + block.T
+            g = -torch.einsum("kpnr,knp->nr", J, C @ explained.R)
+        return DenseNormal(N, g.view(n, r), barred(geometry, Z), geometry.frame(Z))
 
     def _implicit_normal(
         self, Z: Tensor, geometry: Geometry, explained: Explained, C: Tensor

@@ -64,32 +64,6 @@ class DenseNormal:
     frame: Float[Tensor, "nr m"] | None = None
     """A basis of the allowed moves, where points do not move independently (`Geometry.frame`)."""
 
-    @classmethod
-    def of(
-        cls,
-        F: Float[Tensor, "k p n r"],
-        C: Float[Tensor, "k n c"],
-        R: Float[Tensor, "c p"],
-        barred: Float[Tensor, "n r"],
-        frame: Float[Tensor, "nr m"] | None = None,
-    ) -> DenseNormal:
-        """JᵀJ and g from F, the coefficients C and the residual R."""
-        K, p, n, r = F.shape
-        N = F.new_zeros(n * r, n * r)
-        if C.shape[2] <= K:  # J of each output by itself takes c products
-            for alpha in C.unbind(2):
-                E = (alpha[:, None, :, None] * F).sum(0).reshape(p, n * r)
-                N.addmm_(E.T, E)
-        else:  # all outputs at once take K(K+1)/2 products
-            flat = F.reshape(K, p, n * r)
-            for k in range(K):
-                for j in range(k, K):
-                    block = (flat[k].T @ flat[j]).reshape(n, r, n, r)
-                    block *= (C[k] @ C[j].T)[:, None, :, None]
-                    block = block.reshape(n * r, n * r)
-                    N += block if k == j else block + block.T
-        return cls(N, -torch.einsum("kpnr,knp->nr", F, C @ R), barred, frame)
-
     @property
     def scales(self) -> Float[Tensor, " n"]:
         return self.N.diagonal().reshape(self.gradient.shape).mean(1)

@@ -65,10 +65,14 @@ class Rows:
 
     def jacobian(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "k p n r"]:
         """∂T_k(z_i)/∂z_i."""
-        J = torch.stack([self._slopes(theta, Z) for theta in self._thetas])
+        return self._mixed(torch.stack(self.slopes(Z)))
+
+    def slopes(self, Z: Float[Tensor, "n r"]) -> list[Float[Tensor, "p n r"]]:
+        """The derivative of each point's row at each θ_e; `unmixed` gives their coefficients."""
+        slopes = [self._slopes(theta, Z) for theta in self._thetas]
         if self.biased:
-            J = torch.cat([J, J.new_zeros(len(J), 1, *J.shape[2:])], dim=1)
-        return self._mixed(J)
+            slopes = [torch.cat([J, J.new_zeros(1, *J.shape[1:])]) for J in slopes]
+        return slopes
 
     def _mixed(self, rows: Tensor) -> Tensor:
         """Mean and difference of what belongs to θf and to θ0."""

@@ -53,16 +53,21 @@ class Activation:
         def derivative(t: Tensor) -> Tensor:
             return (self.derivative(t) - sign * self.derivative(-t)) / 2
 
-        kink = None
-        if self.kink is not None:
-            left, right = self.kink
-            kink = ((left - sign * right) / 2, (right - sign * left) / 2)
+        name = f"{'even' if sign > 0 else 'odd'} part of {self.name}"
+        if self.kink is None:
+            return Activation(name, phi, derivative, self.homogeneous)
+        left, right = self.kink
+        slope = (right - sign * left) / 2
+        if sign > 0:  # two straight lines have the even part (b − a)/2·|t|
+
+            def phi(t: Tensor) -> Tensor:
+                return slope * t.abs()
+
+            def derivative(t: Tensor) -> Tensor:
+                return slope * t.sign()
+
         return Activation(
-            f"{'even' if sign > 0 else 'odd'} part of {self.name}",
-            phi,
-            derivative,
-            self.homogeneous,
-            kink,
+            name, phi, derivative, self.homogeneous, ((left - sign * right) / 2, slope)
         )
 
 

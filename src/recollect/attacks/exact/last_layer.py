@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from recollect.attacks.exact.base import Stages
+from recollect.attacks.exact.base import Stages, Stopped
 from recollect.attacks.exact.confidence import DOUBTFUL, doubtful, expected_errors
 from recollect.attacks.exact.respawn import spawn
 from recollect.geometry import SharedSubspace, random_start
@@ -93,10 +93,10 @@ class LastLayerStages(Stages[LastLayerObjective]):
         """Stages 1 to 5 for n points, from random starts."""
         moving = self.problem.evidence.moving
         self._start(n, stages.one)
-        self._respawn(
-            1 if stages.both is not None else self.tuning.patience,
-            math.inf if moving else self.tuning.vanished,
-        )
+        if moving:
+            self._respawn(1 if stages.both is not None else self.tuning.patience)
+        else:  # the data leave no residual at all, so it is worth searching on until none is left
+            self._respawn(self.tuning.patience_exact, self.tuning.vanished)
         goal = math.inf
         if stages.both is not None:
             goal = self.outcome.loss / self.tuning.fall
@@ -133,9 +133,12 @@ class LastLayerStages(Stages[LastLayerObjective]):
         """While a point is in doubt, or the loss is above the goal: drop points, put new ones where
         most is left.
 
-        Returns whether that lowered the loss.
+        The search goes on from the new points even if they explain a little less (threshold
+        accepting, Dueck & Scheuer 1990), since one round rarely mends several wrong points at once.
+        At the end the best state is restored. Returns whether the loss fell.
         """
-        before = self.outcome.loss
+        before = best = self.state
+        assert best is not None
         generator = stream(f"respawn {len(self.stages)}", self._seed)
         failures, tried, iterations, seconds = 0, 0, 0, 0.0
         while tried < self._options.rounds and self.outcome.loss > self.tuning.exact:
@@ -148,17 +151,23 @@ class LastLayerStages(Stages[LastLayerObjective]):
             ):
                 break
             dropped = _loosest(errors) if failures == 0 else _drawn(errors, generator)
-            outcome, steps, spent = self._round(dropped, generator)
+            try:
+                outcome, steps, spent = self._round(dropped, generator)
+            except (Stopped, KeyboardInterrupt):
+                self.state = best
+                raise
             tried, iterations, seconds = tried + 1, iterations + steps, seconds + spent
-            if outcome.loss < self.tuning.better * self.outcome.loss:
-                failures = 0
+            failures += 1
+            if outcome.loss < self.tuning.accepted * best.outcome.loss:
                 self._keep(self.objective, outcome)
-            else:
-                failures += 1
+            if outcome.loss < self.tuning.better * best.outcome.loss:
+                assert self.state is not None
+                failures, best = 0, self.state
+        self.state = best
         if tried:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._record(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
-        return self.outcome.loss < before
+        return best is not before
 
     def _round(
         self, dropped: Int[Tensor, " m"], generator: torch.Generator

@@ -44,6 +44,10 @@ class Tuning:
     """Where training did not move the features, the data leave a smaller residual than this."""
     patience: int = 8
     """Respawns in a row that may fail."""
+    patience_exact: int = 40
+    """The same where training did not move the features."""
+    accepted: float = 1.5
+    """The search goes on from points whose loss is less than this multiple of the best one."""
     clear_gap: float = 1e6
     """A gap in the spectrum of ΔW_1 above which Û is as accurate as float64 makes it."""
     # All layers.
