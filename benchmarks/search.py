@@ -113,7 +113,7 @@ def data_of(task: Task, seed: int, half: str) -> tuple[Tensor, Tensor, int]:
     if task.data == "synthetic":
         made = synthetic(n=task.n, dim=20, rank=10, noise=0.5, seed=seed)
         return made.inputs, made.targets, 1
-    load = {"digits": _digits, "table": _table, "photographs": _photographs}[task.data]
+    load = {"digits": _digits, "table": _table, "photographs": photographs}[task.data]
     inputs, all_labels = load(half)
     chosen = draw.permutation(len(inputs))[: task.n]
     X = torch.from_numpy(inputs[chosen]).double()
@@ -139,7 +139,7 @@ def _table(half: str) -> tuple[np.ndarray, np.ndarray]:
     return (table.data - table.data.mean(0)) / table.data.std(0), table.target
 
 
-def _photographs(half: str) -> tuple[np.ndarray, np.ndarray]:
+def photographs(half: str) -> tuple[np.ndarray, np.ndarray]:
     """Crops of one photograph, 16×16×3; the class says which side of the photograph it is from."""
     photograph = load_sample_image("china.jpg" if half == "choose" else "flower.jpg") / 255.0
     small = photograph[:424, :640].reshape(106, 4, 160, 4, 3).mean((1, 3))

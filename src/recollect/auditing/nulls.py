@@ -1,11 +1,11 @@
 """Null victims: they hold no training data, so whatever an attack finds in them is a false alarm.
 
-Each is made from the audited victim, so that it has the same sizes, spectra and precision:
+Each is made from the audited victim, so that it has the same sizes and the same precision:
 
-    shuffled        θ0 + ΠΔθ: the change of each unit is given to another unit; ΔW_1 keeps its rank
-                    and its row space
-    wrong start     θf − Πθ0: the weights before training are those of another initialisation
-    random weights  θ0 + noise that has the norm of Δθ in each tensor
+    shuffled        θf = θ0 + ΠΔθ: the change of each unit, with that of its bias, is given to
+                    another unit; [ΔW_1 | Δb_1] keeps its rank and its row space
+    wrong start     θ0 is replaced by a random permutation of its entries
+    random weights  θf = θ0 + noise that has the norm of Δθ in each tensor
 """
 
 from __future__ import annotations
@@ -25,9 +25,14 @@ def shuffled(victim: Victim, seed: int) -> Victim:
     first = victim.network.first
     inputs = set() if first is None else {first.weight}
 
+    orders: dict[tuple[str, int], Tensor] = {}
+
     def moved(name: str, change: Tensor) -> Tensor:
         if name not in last:
-            change = change[torch.randperm(len(change), generator=generator)]
+            unit = (name.rpartition(".")[0], len(change))  # a bias goes with its weights
+            if unit not in orders:
+                orders[unit] = torch.randperm(len(change), generator=generator)
+            change = change[orders[unit]]
         if change.dim() > 1 and name not in inputs:
             change = change[:, torch.randperm(change.shape[1], generator=generator)]
         return change

@@ -6,9 +6,9 @@
     cannot be judged            the method does not fit, or null victims look the same
 
 A point is called recovered if its confidence (`attacks/exact/confidence.py`) is at least `CALLED`
-and it is not withheld. It is then assumed to lie within a tenth of a training point. About half of
-the points with a confidence of `LIKELY` or more do, and almost no point of a null victim reaches
-that confidence.
+and it is not withheld. It is then assumed to lie within a tenth of a training point. Of the
+points with a confidence between `LIKELY` and `CALLED` about half do. Almost no point of a null
+victim reaches `LIKELY`.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from recollect.victim.victim import Victim
 MINIMUM_GAP = 2.0
 """A smaller step in the spectrum is within what full-rank data show."""
 ROUNDINGS = 1e3
-"""As many times the error of storing the weights once is what training in their precision may
-leave."""
+"""Training in the precision of the weights may accumulate this many times the rounding error of
+storing them once."""
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,9 @@ def gap_rule(
 
     `s` may hold only the leading ones; `rest` is then the root of the sum of squares of the others.
 
-    A step counts only if it stands out from what follows: let t be the largest value after it over
-    the edge that the Marchenko–Pastur law gives for the root mean square of the rest. For pure
+    A step s_k/s_{k+1} counts only if it stands out from what follows. Let t = s_{k+1}/e, where e is
+    the largest singular value of white noise (by the Marchenko–Pastur law) with the same root mean
+    square as s_{k+1}, s_{k+2}, …. For pure
     noise t is about 1, for rounding noise, which is larger in rows with larger weights, about 2;
     the step must be larger than t³. The spectrum of real images has large steps near its top as
     well, but there the rest falls steeply, and t³ exceeds the step. Where the rest is as small as

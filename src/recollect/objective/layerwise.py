@@ -9,7 +9,8 @@ layer and B_ik = ∂f_k/∂Y_i is what comes back to its output. Hence
 A layer with many positions (a convolution) has Σ_t B_ikt A_itᵀ instead (`objective/factors.py`).
 With both endpoints each point has gradients at θf and at θ0. These are nearly parallel, so the
 system is solved for their mean and difference, as for the last layer (`objective/rows.py`). With
-three parameters θ_e, the gradients halfway less that mean join them.
+the midpoint as a third θ_e, a third row joins them: the gradient at the midpoint minus the mean of
+the gradients at the two ends.
 
 **Lifting** works as for the last layer, for two layers without bias whose activation has a linear
 odd part: f = f_even + f_odd, where f_odd is linear in x and so are its gradients. The points own

@@ -24,15 +24,14 @@ from recollect.shapes import Bool, Float, Tensor
 DOUBTFUL = 0.1
 """A point whose ê is larger is more likely wrong than right."""
 _CERTAINTY = 0.95
-"""Probability with which noise leaves at least the residual that was seen."""
+"""σ² is such that noise of that variance leaves a larger residual with this probability."""
 _UNKNOWN = 1e6
 """ê where nothing can be said of a point."""
 _UNHELD = 1e9
 """A point is not held if tr (JᵀJ)⁻¹_ii exceeds this multiple of 1/mean(diag JᵀJ). A null
 direction of JᵀJ reaches 1e12, the inverse of the relative loading of JᵀJ."""
 _FAR = 4.0
-"""Points of a free norm that explain nothing run away; one so many times as long as most is on its
-way."""
+"""A point longer than this multiple of the median norm is taken to be running away."""
 
 
 def expected_errors(
