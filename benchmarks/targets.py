@@ -3,7 +3,7 @@
     python benchmarks/targets.py --part threshold --seeds 20:40 [--points 20 --rank 10 --dim 20]
                                  [--ratios 2.0,1.8,1.6,1.4]
     python benchmarks/targets.py --part number --seeds 0:20
-    python benchmarks/targets.py --part biases --seeds 0:10 [--data digits|photographs] [--norm free]
+    python benchmarks/targets.py --part biases --seeds 0:10 [--data photographs] [--norm free]
 
 threshold: random features without bias, true basis, p = ratio·n·r features. A run succeeds if every
 point is within 0.1, up to sign. number: the README's synthetic task with an unknown number of

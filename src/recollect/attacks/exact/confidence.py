@@ -66,15 +66,17 @@ def confidence(
     Z: Float[Tensor, "n r"],
     jitter: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, " n"]:
-    """1/(1 + (ê/0.1)²) · cost/(cost + L): held firmly, and explaining more than all that is left
-    unexplained.
+    """w · cost/(cost + L) / (1 + (ê/0.1)²): held firmly, explaining much, in a search that worked.
 
-    The first factor is one half where a point is as likely wrong as right. The second is what a fit
-    to noise lacks: with equations to spare its points are held firmly as well, but each explains
-    less than remains.
+    The last factor is one half where a point is as likely wrong as right. cost/(cost + L) is what a
+    fit to noise lacks: with equations to spare its points are held firmly as well, but each of them
+    explains less than remains. w is the share of all points for which the product of the two is at
+    least one half: where the search failed for many points, those that seem right are often a
+    little off, because they stand in for the others.
     """
     errors = expected_errors(objective, geometry, Z, jitter)
     cost = objective.costs(Z, jitter).nan_to_num(0.0).clamp_min(0.0)
     loss = objective.fit(Z, gradient=False, jitter=jitter).loss
     share = cost / (cost + loss).clamp_min(1e-300)
-    return (share / (1 + (errors / DOUBTFUL).square())).nan_to_num(0.0)
+    alone = (share / (1 + (errors / DOUBTFUL).square())).nan_to_num(0.0)
+    return alone * (alone >= 0.5).to(alone).mean()
