@@ -168,11 +168,12 @@ class Exact(Search):
         hint="200 is plenty",
     )
     rounds: int = option(
-        200,
-        help="Largest number of respawns at each endpoint.",
+        30,
+        help="Largest number of respawns at each endpoint; five times as many where training did "
+        "not move the features.",
         least=0,
         most=10**6,
-        hint="200 is plenty",
+        hint="30 is plenty",
     )
     tuning: Tuning = field(default=Tuning(), metadata={"rule": None})
 

@@ -96,7 +96,7 @@ class LastLayerStages(Stages[LastLayerObjective]):
         if moving:
             self._respawn(1 if stages.both is not None else self.tuning.patience)
         else:  # the data leave no residual at all, so it is worth searching on until none is left
-            self._respawn(self.tuning.patience_exact, self.tuning.vanished)
+            self._respawn(self.tuning.patience_exact, self.tuning.vanished, effort=5)
         goal = math.inf
         if stages.both is not None:
             goal = self.outcome.loss / self.tuning.fall
@@ -129,19 +129,20 @@ class LastLayerStages(Stages[LastLayerObjective]):
         self._keep(objective, outcome)
         self._record(name, outcome)
 
-    def _respawn(self, patience: int, goal: float = math.inf) -> bool:
+    def _respawn(self, patience: int, goal: float = math.inf, effort: int = 1) -> bool:
         """While a point is in doubt, or the loss is above the goal: drop points, put new ones where
         most is left.
 
         The search goes on from the new points even if they explain a little less (threshold
         accepting, Dueck & Scheuer 1990), since one round rarely mends several wrong points at once.
-        At the end the best state is restored. Returns whether the loss fell.
+        At the end the best state is restored. `effort` multiplies the number of rounds that are
+        allowed. Returns whether the loss fell.
         """
         before = best = self.state
         assert best is not None
         generator = stream(f"respawn {len(self.stages)}", self._seed)
         failures, tried, iterations, seconds = 0, 0, 0, 0.0
-        while tried < self._options.rounds and self.outcome.loss > self.tuning.exact:
+        while tried < effort * self._options.rounds and self.outcome.loss > self.tuning.exact:
             errors = expected_errors(
                 self.objective, self.problem.geometry, self.Z, self._jitter
             ).cpu()
