@@ -29,6 +29,7 @@ from recollect import (
 from recollect.attacks.base import Context
 from recollect.attacks.exact.all_layers import AllLayerStages
 from recollect.attacks.exact.confidence import confidence, expected_errors
+from recollect.attacks.exact.number import NumberStages
 from recollect.attacks.exact.tuning import Tuning
 from recollect.attacks.problem import Problem
 from recollect.attacks.reconstruct import UNTESTED
@@ -745,3 +746,19 @@ def test_the_loss_of_all_layers_is_that_of_the_network_as_it_is() -> None:
         float(plain.fit(found.inputs, gradient=False).loss), rel=1e-6
     )
     assert found.equations == 30 * found.rank + 90
+
+
+def test_a_number_is_not_clear_if_the_search_for_one_more_was_stuck(
+    trained: tuple[Victim, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, _ = trained
+    whole = NumberStages._search_afresh
+
+    def stuck(self: NumberStages, n: int, start: int) -> float:
+        return max(whole(self, n, start), 0.5 if n > 10 else 0.0)
+
+    monkeypatch.setattr(NumberStages, "_search_afresh", stuck)
+    found = reconstruct(victim, None)
+    assert len(found.inputs) == 10
+    assert found.n_clear is False
+    assert any("the search for one more was stuck" in note for note in found.notes)

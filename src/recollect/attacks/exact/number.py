@@ -38,7 +38,8 @@ class NumberStages(LastLayerStages):
         """Find the number of points, and the points."""
         self._whole, self._objectives = self.problem, stages
         self._found: dict[int, State[LastLayerObjective]] = {}
-        self._searched: set[int] = set()
+        self._fresh: dict[int, float] = {}
+        """The lowest loss of the searches from fresh random starts."""
         most = max(1, self.problem.most_points(stages.both or stages.one))
         self._guess(stages, most)
         self._finish(math.inf, again=True)
@@ -60,7 +61,10 @@ class NumberStages(LastLayerStages):
         jump = (1.0 if n == 1 else self._loss(n - 1)) / self._loss(n)
         more, stuck = math.nan, False
         if n < most:
-            more, stuck = self._loss(n) / self._loss(n + 1), self._loss(n + 1) > self._loss(n)
+            more = self._loss(n) / self._loss(n + 1)
+            # A point added to the n that were found cannot end above their loss, so only the fresh
+            # searches tell. A missing point raises the loss by more than this factor.
+            stuck = self._fresh[n + 1] > self.tuning.accepted * self._loss(n)
         coordinates, equations = self.problem.coordinates(n), self.objective.effective_equations(n)
         self.n_clear = (
             coordinates <= self.tuning.enough * equations
@@ -78,15 +82,15 @@ class NumberStages(LastLayerStages):
 
     def _loss(self, n: int) -> float:
         """The loss of n points, searched for from fresh random starts."""
-        if n not in self._searched:
-            self._searched.add(n)
+        if n not in self._fresh:
+            self._fresh[n] = math.inf
             if n - 1 in self._found:
                 self._return_to(n - 1)
                 self._one_more()
+            fewer = min((self._found[k].outcome.loss for k in self._found if k < n), default=1.0)
             for start in range(_FRESH_SEARCHES):
-                self._search_afresh(n, start)
-                fewer = [self._found[k].outcome.loss for k in self._found if k < n]
-                if self._found[n].outcome.loss <= min(fewer, default=math.inf):
+                self._fresh[n] = min(self._fresh[n], self._search_afresh(n, start))
+                if self._fresh[n] <= max(self.tuning.accepted * fewer, self.tuning.exact):
                     break
         return max(self._found[n].outcome.loss, self.tuning.exact)
 
@@ -100,7 +104,7 @@ class NumberStages(LastLayerStages):
     def _return_to(self, n: int) -> None:
         self.state, self.problem = self._found[n], self._found[n].problem
 
-    def _search_afresh(self, n: int, start: int) -> None:
+    def _search_afresh(self, n: int, start: int) -> float:
         before, problem, seed = self.state, self.problem, self._seed
         self.state, self.problem, self._seed = None, self._whole, seed + _SEED_STEP * start
         try:
@@ -111,6 +115,7 @@ class NumberStages(LastLayerStages):
         finally:
             self._seed = seed
         self._offer()
+        return self.outcome.loss
 
     def _one_more(self) -> None:
         """One more point where most is left to explain, all others as they are."""
