@@ -7,7 +7,7 @@ recovery starts.
     python benchmarks/exact.py --part images --cifar cifar10.npz --out results.jsonl
     python benchmarks/exact.py --part small     --out results.jsonl --device cpu
     python benchmarks/exact.py --part stuck     --out results.jsonl --device cpu --solvers auto
-    python benchmarks/exact.py --part threshold --out results.jsonl
+    python benchmarks/exact.py --part threshold --out results.jsonl [--ratios 2.0,1.8]
     python benchmarks/exact.py --part count --cifar cifar10.npz --out results.jsonl
     python benchmarks/exact.py --table results.jsonl
     python benchmarks/exact.py --figure exact.png --table results.jsonl     (needs matplotlib)
@@ -30,7 +30,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -176,7 +176,13 @@ def images(path: Path, n: int) -> Callable[[int], Dataset]:
     return lambda seed: data
 
 
-def cells(part: str, dtypes: list[str], cifar: Path | None, seeds: int) -> Iterator[Cell]:
+RATIOS = (4.0, 3.2, 2.8, 2.6, 2.4, 2.2, 2.0, 1.8, 1.6, 1.4, 1.2)
+"""p / (n r) of `--part threshold`."""
+
+
+def cells(
+    part: str, dtypes: list[str], cifar: Path | None, seeds: int, ratios: Iterable[float] = RATIOS
+) -> Iterator[Cell]:
     if part == "small":
         for seed in range(2 * seeds):
             yield Cell("small", small_data, 1000, seed=seed)
@@ -205,7 +211,7 @@ def cells(part: str, dtypes: list[str], cifar: Path | None, seeds: int) -> Itera
             for seed in range(seeds):
                 yield Cell("features", paper_data, 9000, seed=seed, features=kind, known_basis=True)
     if part == "threshold":
-        for ratio in (4.0, 3.2, 2.8, 2.6, 2.4, 2.2, 2.0, 1.8, 1.6, 1.4, 1.2):
+        for ratio in ratios:
             for seed in range(2 * seeds):
                 yield Cell(
                     "threshold",
@@ -434,6 +440,7 @@ def main() -> None:
     parser.add_argument("--dtypes", default="float64")
     parser.add_argument("--solvers", default="auto,gd")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--ratios", default=",".join(map(str, RATIOS)))
     parser.add_argument(
         "--shard", default="0/1", help="K/M: the victims whose number modulo M is K"
     )
@@ -469,7 +476,8 @@ def main() -> None:
     began = time.perf_counter()
     warm: set[tuple[Any, ...]] = set()
     share, shares = map(int, options.shard.split("/"))
-    chosen = cells(options.part, options.dtypes.split(","), options.cifar, options.seeds)
+    ratios = [float(ratio) for ratio in options.ratios.split(",")]
+    chosen = cells(options.part, options.dtypes.split(","), options.cifar, options.seeds, ratios)
     for cell in itertools.islice(chosen, share, None, shares):
         for solver in options.solvers.split(","):
             key = {**cell.key, "solver": solver}

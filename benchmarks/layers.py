@@ -494,7 +494,7 @@ def figure(path: Path, rows: list[Row]) -> None:
         axes.grid(alpha=0.3)
         axes.margins(x=0.15, y=0.15)
         axes.spines[["top", "right"]].set_visible(False)
-    left.legend(frameon=False)
+    left.legend(frameon=False, loc="lower right")
     shown.savefig(path, dpi=150)
 
 

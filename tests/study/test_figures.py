@@ -115,14 +115,25 @@ def test_the_claims_on_images() -> None:
     slow = [{**one, "attack_seconds": 5.0} if one["parameters"] == "all" else one for one in rows]
     assert verdict("improve as the network", rows) == CONFIRMED
     assert verdict("Five-layer", rows) == CONFIRMED
+    # Where two layers only guess, five layers that guess say nothing about depth.
+    chance = rows[0]["chance_span"]
+    last = [one for one in rows if one["parameters"] == "last"]
+    guessed = [{**one, "job": one["job"] + "g", "n": 10, "rho": chance} for one in last]
+    assert verdict("Five-layer", guessed) == OPEN
+    assert verdict("Five-layer", [*rows, *guessed]) == CONFIRMED
     assert verdict("moderate widths", rows) == CONFIRMED
+    # Times of a GPU and of a CPU do not compare.
+    apart = [{**one, "device": "cuda"} if one["parameters"] == "all" else one for one in slow]
+    assert verdict("considerably faster", apart) == OPEN
     assert verdict("considerably faster", rows) == REFUTED
     assert verdict("considerably faster", slow) == CONFIRMED
     assert verdict("as any method on all", rows) == CONFIRMED
     assert verdict("recognisable", rows) == CONFIRMED
     flat = [{**one, "rho": 0.9, "rho_closest": 0.9} for one in rows]
     assert verdict("improve as the network", flat) == REFUTED
-    assert verdict("Five-layer", flat) == REFUTED
+    assert verdict("Five-layer", flat) == OPEN
+    lost = [{**one, "rho": 0.9} if one["depth"] == 5 else one for one in rows]
+    assert verdict("Five-layer", lost) == REFUTED
     assert verdict("recognisable", flat) == REFUTED
     assert verdict("recognisable", [one for one in flat if one["parameters"] == "last"]) == OPEN
     good = [{**one, "rho_closest": 0.1} for one in rows if one["parameters"] == "last"]
