@@ -49,23 +49,31 @@ def normal_matrix(
 
 def _add_products(N: Float[Tensor, "nr nr"], one: Bent, other: Bent, factor: float = 1.0) -> None:
     """N += factor·⟨∂_a(D_i A_iᵀ), ∂_b(D_j A_jᵀ)⟩ of one layer, at two θ_e or one."""
-    n, r = one.dA.shape[1:]
-    blocks = N.view(n, r, n, r)
-
-    def add(P: Tensor, Q: Tensor) -> None:  # one pass over N, which is far larger than the rest
-        blocks.addcmul_(P, Q, value=factor)
-
-    def across(left: Tensor, right: Tensor) -> Tensor:
-        return (left.reshape(-1, n * r).T @ right.reshape(-1, n * r)).view(n, r, n, r)
-
-    add(across(one.dA, other.dA), (one.D @ other.D.T)[:, None, :, None])
+    _add(N, _across(one.dA, other.dA), (one.D @ other.D.T)[:, None, :, None], factor)
     if one.dD is not None and other.dD is not None:
-        add(across(one.dD, other.dD), (one.A @ other.A.T)[:, None, :, None])
-        add(
+        _add(N, _across(one.dD, other.dD), (one.A @ other.A.T)[:, None, :, None], factor)
+        _add(
+            N,
             torch.einsum("bnr,mb->nrm", one.dD, other.D)[..., None],
             torch.einsum("na,ams->nms", one.A, other.dA)[:, None],
+            factor,
         )
-        add(
+        _add(
+            N,
             torch.einsum("nb,bms->nms", one.D, other.dD)[:, None],
             torch.einsum("anr,ma->nrm", one.dA, other.A)[..., None],
+            factor,
         )
+
+
+def _add(N: Float[Tensor, "nr nr"], P: Tensor, Q: Tensor, factor: float) -> None:
+    """N += factor·PQ, entry by entry, in one pass over N, which is far larger than the rest."""
+    shape = [max(sizes) for sizes in zip(P.shape, Q.shape, strict=True)]  # n, r, n, r
+    N.view(shape).addcmul_(P, Q, value=factor)
+
+
+def _across(
+    left: Float[Tensor, "m n r"], right: Float[Tensor, "m n r"]
+) -> Float[Tensor, "n r n r"]:
+    n, r = left.shape[1:]
+    return (left.reshape(-1, n * r).T @ right.reshape(-1, n * r)).view(n, r, n, r)

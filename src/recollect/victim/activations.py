@@ -6,6 +6,7 @@ biases hides the norm of each point.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class Activation:
     kink: tuple[float, float] | None = None
     """The slopes left and right of zero if φ consists of two straight lines, otherwise None."""
 
+    @functools.lru_cache(maxsize=64)  # noqa: B019, it holds a few small objects
     def smoothed(self, tau: float) -> Activation:
         """φ with its kink smoothed over a width τ: at + (b − a)·t·sigmoid(t/τ), for slopes a and b.
 

@@ -578,6 +578,28 @@ def test_restarts_of_all_layers_keep_the_one_that_explains_most(
     assert stages.outcome.loss == 0.1
 
 
+@pytest.mark.parametrize(("doubts", "starts"), [([False], 1), ([True, False], 2), ([True] * 9, 3)])
+def test_starts_go_on_while_a_point_is_in_doubt(
+    doubts: list[bool], starts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, data = narrow(1)
+    problem = Problem.of(victim, Exact(parameters="all", space=FullSpace()), CPU)
+    tried, left = [], iter(doubts)
+    with Runs(CONTEXT, "") as runs:
+        stages = AllLayerStages(problem, runs, Exact(), 0)
+        objective, outcome = stages._through("both endpoints", (0.02,), Endpoints.BOTH, data.inputs)
+        losses = [0.3, 0.1, 0.2]
+
+        def attempt(k: int) -> None:
+            tried.append(k)
+            stages._keep(objective, replace(outcome, loss=losses[k]))
+
+        monkeypatch.setattr(stages, "_in_doubt", lambda: next(left))
+        stages._best_start(attempt, in_doubt=3)
+    assert tried == list(range(starts))
+    assert stages.outcome.loss == min(losses[:starts])
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_turning_ends_where_nothing_gets_better(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     victim, data = narrow(1)
@@ -616,10 +638,14 @@ def test_points_are_turned_and_respawned_while_the_loss_falls(
             order.append(name)
             stages._keep(objective, replace(outcome, loss=next(losses)))
 
+        def respawn(ends: Endpoints, always: bool) -> None:
+            falls("respawn in any case" if always else "respawn")
+
         monkeypatch.setattr(stages, "_turn", lambda ends: falls("turn"))
-        monkeypatch.setattr(stages, "_respawn", lambda ends: falls("respawn"))
+        monkeypatch.setattr(stages, "_respawn", respawn)
         stages._mend(Endpoints.BOTH)
-    assert order == ["turn", "respawn"] * 3  # the last one gained too little to go on
+    # The last two gained too little to go on.
+    assert order == ["turn", "respawn in any case", *["turn", "respawn"] * 2]
 
 
 def test_an_interruption_keeps_what_the_last_layer_found(monkeypatch: pytest.MonkeyPatch) -> None:

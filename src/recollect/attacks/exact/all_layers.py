@@ -63,10 +63,12 @@ class AllLayerStages(Stages[ExactObjective]):
         first, its_notes = self.state, self.notes
         endpoints = self._endpoints(n)
         # Each start goes as far as gates that are all but closed at these endpoints.
-        self._best_start(lambda restart: self._from_start(n, endpoints, restart))
+        self._best_start(
+            lambda restart: self._from_start(n, endpoints, restart), self.tuning.starts_in_doubt
+        )
         if endpoints is Endpoints.BOTH and self._between(n):
             objective, outcome = self._through(
-                "the way between", self.tuning.rungs_closing, Endpoints.PATH, self.Z
+                "the way between", self.tuning.rungs_between, Endpoints.PATH, self.Z
             )
             if math.isfinite(outcome.loss):
                 endpoints = Endpoints.PATH
@@ -191,7 +193,6 @@ class AllLayerStages(Stages[ExactObjective]):
         )
         self._keep(objective, outcome)
         self._record(f"random start {restart + 1}, gates closing", outcome)
-        self._respawn(one)
         if endpoints is Endpoints.BOTH:
             self._descend_through("both endpoints", self.tuning.rungs_closing, endpoints)
         self._mend(endpoints)
@@ -204,19 +205,23 @@ class AllLayerStages(Stages[ExactObjective]):
     def _mend(self, endpoints: Endpoints) -> None:
         """Points turned, then respawned, while the loss falls: each shows what the other could not
         see."""
-        before = math.inf
+        first, before = True, math.inf
         while self.outcome.loss < self.tuning.better * before:
             before = self.outcome.loss
             if self.problem.parity is Parity.LINEAR and not self._lifted:
                 self._turn(endpoints)
-            self._respawn(endpoints)
+            self._respawn(endpoints, always=first)
+            first = False
 
-    def _respawn(self, endpoints: Endpoints) -> None:
-        """While something is missing, or points explain little or are held loosely: a round."""
+    def _respawn(self, endpoints: Endpoints, *, always: bool = False) -> None:
+        """While something is missing, or points explain little or are held loosely: a round.
+
+        `always`: in any case until one round fails. A search that is stuck does not always show it.
+        """
         generator = stream(f"respawn {len(self.stages)}", self._seed)
         failures, tried, iterations, seconds = 0, 0, 0, 0.0
         while tried < self._options.rounds and failures < self.tuning.patience_all:
-            new = self._missing(generator)
+            new = self._missing(generator, always=always and not failures)
             if not len(new):
                 break
             outcome = self._round(endpoints, new)
@@ -234,9 +239,9 @@ class AllLayerStages(Stages[ExactObjective]):
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._record(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
 
-    def _missing(self, generator: torch.Generator) -> Float[Tensor, "m r"]:
+    def _missing(self, generator: torch.Generator, *, always: bool = False) -> Float[Tensor, "m r"]:
         """New points: as many as would explain much of the rest, or as seem wrong now, if that is
-        more."""
+        more. `always`: `few` of them in any case."""
         objective, Z = self.objective, self.Z
         costs = objective.costs(Z, self._jitter).nan_to_num(0.0)
         errors = expected_errors(objective, self.problem.geometry, Z, self._jitter)
@@ -255,7 +260,7 @@ class AllLayerStages(Stages[ExactObjective]):
                     > self.tuning.missing * self.outcome.loss / len(Z)
                 ).sum()
             )
-        return new[: max(wrong, promising)]
+        return new[: max(wrong, promising, self.tuning.few if always else 0)]
 
     def _round(self, endpoints: Endpoints, new: Float[Tensor, "m r"]) -> Outcome:
         """With the new points among them all find their places; then as many go as explain least.

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from recollect.attacks.exact.confidence import DOUBTFUL, expected_errors
 from recollect.attacks.exact.signs import find_signs
 from recollect.attacks.exact.tuning import Tuning
 from recollect.attacks.options import Exact
@@ -154,22 +155,34 @@ class Stages(ABC, Generic[S]):
         settled = self.state is None or self.state.signs_settled
         self.state = State(self.problem, objective, replace(outcome, trace=trace), settled)
 
-    def _best_start(self, attempt: Callable[[int], None]) -> None:
-        """Random starts, each by itself; the state with the smallest loss is kept."""
+    def _best_start(self, attempt: Callable[[int], None], in_doubt: int = 1) -> None:
+        """Random starts, each by itself; the state with the smallest loss is kept.
+
+        There are as many as the options ask for, and up to `in_doubt` while some point of the best
+        one is in doubt.
+        """
         before, best = self.state, None
+        asked = self.problem.search.restarts
         try:
-            for restart in range(self.problem.search.restarts):
+            for restart in range(max(asked, in_doubt)):
+                if restart >= asked and not self._in_doubt():
+                    break
                 self.state = None
                 attempt(restart)
                 if best is None or self.outcome.loss < best.outcome.loss:
                     best = self.state
                 if self.outcome.loss <= self.tuning.exact:
                     break
+                self.state = best
         except (Stopped, KeyboardInterrupt):
             # What was found before counts for more than a start that is half done.
             self.state = best or before or self.state
             raise
         self.state = best
+
+    def _in_doubt(self) -> bool:
+        errors = expected_errors(self.objective, self.problem.geometry, self.Z, self._jitter)
+        return bool((errors > DOUBTFUL).any())
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

@@ -57,6 +57,8 @@ class Tuning:
     """Widths τ after new points have joined."""
     rungs_closing: tuple[float, ...] = (0.1, 0.05, 0.02)
     """Widths τ when the endpoints change."""
+    rungs_between: tuple[float, ...] = (0.02,)
+    """Widths τ when the middle of the way joins the ends. Wider gates would lead away again."""
     rungs_closed: tuple[float, ...] = (0.01, 0.0)
     """Widths τ at the end; 0 is the network as it is."""
     rung_steps: int = 30
@@ -81,3 +83,5 @@ class Tuning:
     """New points per round at least."""
     patience_all: int = 4
     """Respawns in a row that may fail, on all layers."""
+    starts_in_doubt: int = 2
+    """Random starts on all layers, while some point of the best one is in doubt."""
