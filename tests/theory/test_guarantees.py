@@ -6,6 +6,7 @@ import csv
 import io
 import math
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -28,7 +29,9 @@ TINY = Sizes(
 )
 
 
-def test_the_bounds_are_kept_and_practice_needs_far_less() -> None:
+def test_the_bounds_are_kept_and_practice_needs_far_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    # These are 40,000 tiny steps; other tests check the shapes on their way.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     rows = measure(quiet, TINY)
     for row in rows:
         if row["part"] in (

@@ -46,6 +46,7 @@ class Activation:
 
         return Activation(f"{self.name} over {tau:g}", phi, derivative, homogeneous=False)
 
+    @functools.lru_cache(maxsize=64)  # noqa: B019
     def part(self, sign: int) -> Activation:
         """(φ(t) + sign·φ(−t))/2: the even part for +1, the odd part for −1."""
 
