@@ -754,8 +754,10 @@ def test_a_module_with_hidden_signs_says_so() -> None:
     network = Victim(module, theta, theta).network
     victim = train_network(network, theta, data.inputs, data.targets).victim
     # The signs are open however far the descents go.
-    short = Tuning(rungs_falling=(0.5,), rungs_closing=(0.1,), rungs_closed=(0.0,))
-    found = reconstruct(victim, 5, Exact(parameters="all", rounds=0, tuning=short))
+    short = Tuning(
+        rungs_falling=(0.5,), rungs_closing=(0.1,), rungs_closed=(0.0,), starts_in_doubt=1
+    )
+    found = reconstruct(victim, 5, Exact(parameters="all", rounds=0, iterations=20, tuning=short))
     assert not found.signs_settled
     assert [one.why for one in found.withheld] == [UNTESTED]  # a module, not an MLP
     assert found.status is Status.SIGNS
