@@ -595,7 +595,7 @@ def test_starts_go_on_while_a_point_is_in_doubt(
             stages._keep(objective, replace(outcome, loss=losses[k]))
 
         monkeypatch.setattr(stages, "_in_doubt", lambda: next(left))
-        stages._best_start(attempt, in_doubt=3)
+        stages._best_start(attempt, most=3)
     assert tried == list(range(starts))
     assert stages.outcome.loss == min(losses[:starts])
 
@@ -755,7 +755,7 @@ def test_a_module_with_hidden_signs_says_so() -> None:
     victim = train_network(network, theta, data.inputs, data.targets).victim
     # The signs are open however far the descents go.
     short = Tuning(
-        rungs_falling=(0.5,), rungs_closing=(0.1,), rungs_closed=(0.0,), starts_in_doubt=1
+        rungs_falling=(0.5,), rungs_closing=(0.1,), rungs_closed=(0.0,), starts=1, starts_in_doubt=1
     )
     found = reconstruct(victim, 5, Exact(parameters="all", rounds=0, iterations=20, tuning=short))
     assert not found.signs_settled

@@ -63,8 +63,13 @@ class AllLayerStages(Stages[ExactObjective]):
         first, its_notes = self.state, self.notes
         endpoints = self._endpoints(n)
         # Each start goes as far as gates that are all but closed at these endpoints.
+        # A start that ends in a false minimum need not show any doubt, so one is compared with
+        # another where that takes seconds.
+        small = self._objective(endpoints, 0.0).dense(n)
         self._best_start(
-            lambda restart: self._from_start(n, endpoints, restart), self.tuning.starts_in_doubt
+            lambda restart: self._from_start(n, endpoints, restart),
+            least=self.tuning.starts if small else 1,
+            most=self.tuning.starts_in_doubt,
         )
         if endpoints is Endpoints.BOTH and self._between(n):
             objective, outcome = self._through(

@@ -155,17 +155,17 @@ class Stages(ABC, Generic[S]):
         settled = self.state is None or self.state.signs_settled
         self.state = State(self.problem, objective, replace(outcome, trace=trace), settled)
 
-    def _best_start(self, attempt: Callable[[int], None], in_doubt: int = 1) -> None:
+    def _best_start(self, attempt: Callable[[int], None], *, least: int = 1, most: int = 1) -> None:
         """Random starts, each by itself; the state with the smallest loss is kept.
 
-        There are as many as the options ask for, and up to `in_doubt` while some point of the best
-        one is in doubt.
+        There are as many as the options ask for, at least `least`, and up to `most` while some
+        point of the best one is in doubt.
         """
         before, best = self.state, None
-        asked = self.problem.search.restarts
+        least = max(least, self.problem.search.restarts)
         try:
-            for restart in range(max(asked, in_doubt)):
-                if restart >= asked and not self._in_doubt():
+            for restart in range(max(least, most)):
+                if restart >= least and not self._in_doubt():
                     break
                 self.state = None
                 attempt(restart)

@@ -83,5 +83,7 @@ class Tuning:
     """New points per round at least."""
     patience_all: int = 4
     """Respawns in a row that may fail, on all layers."""
+    starts: int = 2
+    """Random starts on all layers, where JᵀJ is formed."""
     starts_in_doubt: int = 2
-    """Random starts on all layers, while some point of the best one is in doubt."""
+    """The same for problems of any size, while some point of the best start is in doubt."""
