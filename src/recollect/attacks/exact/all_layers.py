@@ -9,11 +9,11 @@ lowering τ step by step leads from there towards the data.
 1. The last layer alone, where it has equations to spare: two endpoints explain it much better than
    the others. If it holds every point, nothing more is needed.
 2. From a random start at θf, τ from 1 to 0.02. The layers' residuals are scaled to equal norm.
-3. Respawn: new points join where most is left to explain, τ falls again, and as many that explain
-   least leave.
-4. Both endpoints. Points are turned to the other side of the origin where that explains as much,
-   since for two layers without bias the other side is a minimum of its own, and a false one; then
-   respawn; both again while either helps.
+3. Both endpoints. Points are turned to the other side of the origin where that explains as much,
+   since for two layers without bias the other side is a minimum of its own, and a false one.
+4. Respawn: new points join where most is left to explain, τ falls again, and as many that explain
+   least leave. Turning and respawning go on while either helps. Stages 2 to 4 are run from two
+   random starts, except where one takes long and leaves no doubt.
 5. The middle of the way as a third end: units that switched on the way are explained better.
 6. Hard gates: the network as it is.
 7. The last layer alone, from there. Of all that was found, what is held most firmly is kept.
