@@ -115,12 +115,14 @@ def test_a_job_is_its_columns(**options: object) -> None:
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_jobs_of_version_0_1_0_keep_their_names(path: Path) -> None:
-    """The tables of the studies were made by that version: every row is the job that it was."""
+    """Most rows of the studies' tables were made by that version: every row is the job that it was.
+
+    Two of the tables have rows of later versions as well, and columns that 0.1.0 did not have.
+    """
     with path.open(newline="") as stream:
         header = next(csv.reader(stream))
     options = [name for name in header if name in column_kinds()]
-    assert "group_seconds" in header
-    assert "attack" not in options
+    assert ("group_seconds" in header) == ("attack" not in header)
     rows = read_table(path)
     assert rows
     for row in rows:

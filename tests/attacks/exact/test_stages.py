@@ -483,10 +483,12 @@ def test_points_on_the_wrong_side_of_the_origin_are_turned_back(turned: list[int
         stages._keep(*stages._through("both endpoints", (0.02,), Endpoints.BOTH, Z))
         stuck = stages.outcome
         assert float((stuck.Z * right).sum(1)[turned].min()) < 0
-        stages._turn(Endpoints.BOTH)
+        stages._mend(Endpoints.BOTH)
     assert stages.outcome.loss < 0.5 * stuck.loss
     assert evaluate(replace(found, inputs=stages.Z), data.inputs).rho < 0.15
-    assert "turned to the other side" in stages.stages[-1].name
+    # A single point stays where it was turned to. Several may drift away, for respawning to mend.
+    if len(turned) == 1:
+        assert "turned to the other side" in stages.stages[0].name
 
 
 def test_points_on_the_right_side_stay_there() -> None:
