@@ -104,7 +104,7 @@ def test_where_training_biases_what_is_found_no_point_is_called(
     decayed = Victim(victim.network, before, victim.theta_f)
     done = run_audit(decayed, 6, budget=20.0, device="cpu", past=History(0.9, ()))
     assert done.best is not None
-    assert done.best.recovered == 0
+    assert done.best.called == 0
     assert done.best.likely == 6
     assert done.verdict is Verdict.PARTLY
     assert len(done.attempts) == 1  # nothing is to be gained by more
@@ -125,7 +125,7 @@ def test_in_networks_that_are_no_mlps_no_point_is_called(monkeypatch: pytest.Mon
     same = Victim(module, theta_0, theta_f)
     done = run_audit(same, 6, budget=20.0, device="cpu")
     assert done.best is not None
-    assert done.best.recovered == 0
+    assert done.best.called == 0
     assert done.verdict is Verdict.PARTLY
     assert "not a plain MLP" in caveats(same)[0].seen
     assert caveats(victim) == []
@@ -158,7 +158,7 @@ def test_nothing_is_called_of_an_attack_that_was_cut_off() -> None:
     victim, _ = easy()
     setting = Setting("last layer", victim, Exact(), 6, 0)
     whole = _try(setting, CPU, quiet, math.inf)
-    assert (whole.recovered, whole.likely) == (6, 6)
+    assert (whole.called, whole.likely) == (6, 6)
     assert whole.found is not None
     assert whole.found.withheld == ()
     cut = _try(setting, CPU, quiet, time.monotonic() - 1)
@@ -167,7 +167,7 @@ def test_nothing_is_called_of_an_attack_that_was_cut_off() -> None:
     assert [one.points for one in cut.found.withheld] == [tuple(range(6))]
     # However high confidence is, and it stays what was measured, nothing is called.
     sure = replace(cut.found, confidence=torch.ones(6, dtype=torch.float64))
-    assert replace(cut, found=sure).recovered == 0
+    assert replace(cut, found=sure).called == 0
     assert replace(cut, found=sure).likely == 6
 
 

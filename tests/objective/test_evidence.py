@@ -12,7 +12,7 @@ from torch import nn
 from recollect.errors import OptionError, VictimError
 from recollect.objective.endpoints import Endpoints
 from recollect.objective.evidence import Evidence
-from recollect.victim.mlp import mlp
+from recollect.victim.mlp import initial_theta, mlp
 from recollect.victim.victim import Victim
 
 KINDS = ("weight", "bias")
@@ -138,3 +138,20 @@ def test_smoothing_changes_the_network_alone() -> None:
     assert smooth.network.identity != known.network.identity
     assert smooth.nodes is known.nodes
     assert smooth.target is known.target
+
+
+@given(seed=st.integers(0, 99), factor=st.sampled_from([1e-6, 1e-3, 0.1, 1.0]))
+def test_movement_is_the_relative_change_of_the_matrices(seed: int, factor: float) -> None:
+    network = mlp(5, 10, 2, bias=True)
+    before = initial_theta(network, init="fan-in", generator=generator(seed), dtype=F64)
+    after = {
+        name: value + factor * torch.randn(value.shape, generator=generator(seed + 1), dtype=F64)
+        for name, value in before.items()
+    }
+    matrices = ("layers.0.weight", "layers.1.weight")
+    moved = torch.cat([(after[name] - before[name]).flatten() for name in matrices])
+    size = torch.cat([after[name].flatten() for name in matrices])
+    known = Evidence.change(Victim(network, before, after))
+    assert known.movement == pytest.approx(float(moved.norm() / size.norm()))
+    still, _ = interpolated()
+    assert Evidence.change(still).movement == 0.0  # random features: the last layer alone moved

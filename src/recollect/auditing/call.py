@@ -161,7 +161,7 @@ class Audit:
                 {
                     "setting": attempt.setting.name,
                     "n": None if attempt.found is None else len(attempt.found.inputs),
-                    "called": attempt.recovered,
+                    "called": attempt.called,
                     "loss": None if attempt.found is None else finite(attempt.found.loss),
                     "status": None if attempt.found is None else attempt.found.status.name.lower(),
                     "seconds": attempt.seconds,

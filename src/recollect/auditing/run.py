@@ -84,7 +84,7 @@ class Attempt:
     ended: str
 
     @property
-    def recovered(self) -> int:
+    def called(self) -> int:
         return (
             0
             if self.found is None or self.found.confidence is None
@@ -107,7 +107,7 @@ class Attempt:
             return 0, -1.0
         if self.found.withheld:
             sure = sure.clamp(max=_WITHHELD_CONFIDENCE)
-        return self.recovered, float(sure.mean())
+        return self.called, float(sure.mean())
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _audit(
         attempt = _try(setting, where, progress, now + setting.share * (left - now), withhold)
         attempts.append(attempt)
         best = attempt if best is None or attempt.rank > best.rank else best
-        enough = attempt.likely if withhold else attempt.recovered
+        enough = attempt.likely if withhold else attempt.called
         if attempt.found is not None and enough == len(attempt.found.inputs):
             break
     if (
@@ -291,7 +291,7 @@ def _other_activations(victim: Victim, attempts: list[Attempt]) -> Iterator[Sett
         return
     n = len(tried.found.inputs)
     for phi in _ACTIVATIONS:
-        if 2 * _plainest(attempts).recovered >= n:
+        if 2 * _plainest(attempts).called >= n:
             return
         if phi != network.activation:
             other = Victim(
@@ -311,7 +311,7 @@ def _plainest(attempts: list[Attempt]) -> Attempt:
         if attempt.found is None:
             continue
         far = best.found is None or attempt.found.loss < _PLAINLY * best.found.loss
-        if attempt.recovered > best.recovered or (far and attempt.recovered == best.recovered):
+        if attempt.called > best.called or (far and attempt.called == best.called):
             best = attempt
     return best
 
@@ -379,7 +379,7 @@ def _null_runs(
             yield NullRun(
                 kind,
                 len(attempt.found.inputs),
-                attempt.recovered,
+                attempt.called,
                 attempt.likely,
                 attempt.seconds,
                 whole,
@@ -390,7 +390,7 @@ def _judged(best: Attempt | None, nulls: tuple[NullRun, ...]) -> Verdict:
     if best is None or best.found is None or best.found.confidence is None:
         return Verdict.UNKNOWN
     return judge(
-        best.recovered,
+        best.called,
         len(best.found.inputs),
         sum(run.called for run in nulls),
         sum(run.points for run in nulls),

@@ -86,7 +86,7 @@ def audit(
         terminal.say(f"Verdict: {done.verdict.value}. Mend what stops the audit and run it again.")
     else:
         for attempt in done.attempts:
-            called = f"{_points(attempt.recovered)} called, {attempt.seconds:.0f} s"
+            called = f"{_points(attempt.called)} called, {attempt.seconds:.0f} s"
             result = attempt.ended if attempt.found is None else called
             terminal.say(f"· {attempt.setting.name}: {result}")
         if done.nulls:

@@ -7,6 +7,7 @@ Evidence is what an attack explains: the vector Δ (the *target*) and the parame
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,6 +101,28 @@ class Evidence:
             for name, tensor in after.items()
             if name not in last and tensor.is_floating_point()
         )
+
+    @cached_property
+    def movement(self) -> float:
+        """ε = ‖θ0 − θf‖/‖θf‖ of the weight matrices; 0 where training did not move the features.
+
+        Gradients at the two nodes differ by about ε of themselves, so at the data a share of about
+        ε² of the target remains unexplained.
+        """
+        if not self.moving:
+            return 0.0
+        after, before = self.nodes[:2]
+        matrices = [
+            name
+            for name, value in after.items()
+            if value.dim() > 1 and value.is_floating_point() and name in before
+        ]
+        moved = sum(
+            float((after[name].double() - before[name].double()).square().sum())
+            for name in matrices
+        )
+        size = sum(float(after[name].double().square().sum()) for name in matrices)
+        return math.sqrt(moved / size) if size else math.inf
 
     @cached_property
     def output_rank(self) -> int:

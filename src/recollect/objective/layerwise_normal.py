@@ -1,9 +1,11 @@
 """JᵀJ = MᵀM − (GM)ᵀK⁻¹GM: the normal matrix of all layers.
 
-Column (i, a) of M is the derivative of Σ_e Σ_l D_i A_iᵀ by z_ia. These are the normal equations of
-`objective/normal.py` for the layerwise Gram K = GGᵀ, for networks that can say how their layers
-bend (`MLP.bent`). A column of M is a sum of outer products, ∂D_i A_iᵀ + D_i ∂A_iᵀ. The entries of
-MᵀM are therefore sums of products of two inner products, and M itself is never formed.
+Column (i, a) of M is the derivative, by coordinate a of point i, of what that point adds to the
+change of every layer: D_i A_iᵀ, for each layer l and each end e of training. These are the normal
+equations of `objective/normal.py` for the layerwise Gram K = GGᵀ, for networks that can say how
+their layers bend (`MLP.bent`). A column of M is a sum of outer products, ∂D_i A_iᵀ + D_i ∂A_iᵀ.
+The entries of MᵀM are therefore sums of products of two inner products, and M itself is never
+formed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
-"""(JᵀJ + λD) s = −g: the normal equations of variable projection.
+"""(JᵀJ + λmI) s = −g: the normal equations of variable projection.
 
-The method is that of Golub & Pereyra (1973) and Kaufman (1975). The residual R(Z) = ΔW_L P⊥(Z), a
-c×p matrix, depends on Z alone. Let F_i^k = P⊥ ∂T_k(z_i)/∂z_i (p×r). Kaufman leaves out the term of
-the derivative that lies in the span. What remains says that moving point i by s_i moves R by −Σ_k
-C_i^k ⊗ F_i^k s_i. Hence
+s is the step of the points, λ its damping, m the mean diagonal of JᵀJ, and g half the gradient of
+the loss. The method is that of Golub & Pereyra (1973) and Kaufman (1975).
+
+For the last layer, the residual R(Z) = ΔW_L P⊥(Z), a c×p matrix, depends on Z alone. Point i has
+rows T_k(z_i) with coefficients C_i^k, one row for each family k of gradients. Let
+F_i^k = P⊥ ∂T_k(z_i)/∂z_i (p×r). Kaufman leaves out the term of the derivative that lies in the
+span. What remains says that moving point i by s_i moves R by −Σ_k C_i^k ⊗ F_i^k s_i. Hence
 
     (JᵀJ)_ij = Σ_kl (C_i^k · C_j^l) F_i^kᵀF_j^l   (r×r),      g_i = −Σ_k F_i^kᵀ Rᵀ C_i^k.
+
+`layerwise_normal.py` has the same for all layers.
 """
 
 from __future__ import annotations
@@ -150,7 +155,7 @@ class ImplicitNormal:
     def _solve(
         self, b: Float[Tensor, "n r"], damping: float, tolerance: float
     ) -> Float[Tensor, "n r"]:
-        """(JᵀJ + λD)⁻¹ b by conjugate gradients."""
+        """(JᵀJ + λmI)⁻¹ b by conjugate gradients."""
         loading = damping * self.scales.mean()
         return conjugate_gradients(
             lambda v: self.product(v) + loading * v,

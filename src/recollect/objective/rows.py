@@ -6,8 +6,8 @@ features at θf alone. Features at both ends of the path explain it a thousand t
     ΔW_L ≈ Σ_i α_i h(x_i; θf)ᵀ + β_i h(x_i; θ0)ᵀ.
 
 The two features of a point are nearly parallel. Their mean and their difference span the same space
-and are not parallel, so these are the rows: family 1 is (h_f + h_0)/2 with coefficient α + β,
-family 2 is h_f − h_0 with coefficient (α − β)/2.
+and are not parallel, so these are the rows. Family 1 is (h_f + h_0)/2, and its coefficient is
+α + β. Family 2 is h_f − h_0, and its coefficient is (α − β)/2.
 
 **Lifting.** For two layers of ReLU without bias, relu(t) = |t|/2 + t/2, so the odd part of h is
 linear in x, and flipping x_i changes only the linear part Σ_i α_i ½W_1 x_i. The same holds for

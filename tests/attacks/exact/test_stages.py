@@ -792,3 +792,78 @@ def test_a_number_is_not_clear_if_the_search_for_one_more_was_stuck(
     assert len(found.inputs) == 10
     assert found.n_clear is False
     assert any("the search for one more was stuck" in note for note in found.notes)
+
+
+@pytest.mark.filterwarnings("ignore::recollect.errors.RecollectWarning")
+def test_the_last_layer_is_searched_from_other_starts_while_in_doubt() -> None:
+    """More points than the equations can tell: every search ends in doubt, and the best is kept."""
+    victim, data = interpolated(0, n=12, d=8, r=4, p=40)
+
+    def losses(**changes: float) -> tuple[list[float], float]:
+        attack = Exact(space=Basis(U=data.basis), rounds=2, tuning=replace(Tuning(), **changes))
+        found = reconstruct(victim, 12, attack)
+        names = [stage.name for stage in found.stages]
+        starts = [k for k, name in enumerate(names) if name.startswith("random start 1")]
+        ends = [*starts[1:], len(names)]
+        return [
+            min(s.loss for s in found.stages[a:b]) for a, b in zip(starts, ends, strict=True)
+        ], found.loss
+
+    several, loss = losses()
+    assert len(several) == Tuning().searches_in_doubt
+    assert loss == pytest.approx(min(several), rel=0.1)
+    once, _ = losses(searches_in_doubt=1)
+    assert once == several[:1]  # the first search is the same, whatever follows
+    expensive, _ = losses(restart_flops=1.0)
+    assert expensive == once
+
+
+def test_a_residual_that_the_data_cannot_leave_is_a_doubt() -> None:
+    """Of one small step, the data leave nothing; of a long way, nobody knows what they leave."""
+    X = Sphere(3.0).project(torch.randn(4, 9, generator=generator(0), dtype=F64))
+    network = mlp(9, 40, 2)
+    before = initial_theta(network, init="fan-in", generator=generator(1), dtype=F64)
+    for rate, known in ((1e-4, True), (1.0, False)):
+        leaves = {name: value.clone().requires_grad_() for name, value in before.items()}
+        loss = (network(leaves, X) - torch.eye(4, 2, dtype=F64)).square().mean()
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        after = {
+            name: value.detach() - rate * gradient
+            for (name, value), gradient in zip(leaves.items(), gradients, strict=True)
+        }
+        problem = Problem.of(
+            Victim(network, before, after), Exact(parameters="all", space=FullSpace()), CPU
+        )
+        with Runs(CONTEXT, "") as runs:
+            stages = AllLayerStages(problem, runs, Exact(), 0)
+            assert (stages._floor < 1) == known
+            objective, outcome = stages._through("start", (0.0,), Endpoints.BOTH, X)
+            stages._keep(objective, outcome)
+            assert stages.outcome.loss < stages._floor
+            assert not stages._in_doubt()
+            stages._keep(objective, replace(outcome, loss=1e-3))
+            assert stages._in_doubt() == known
+
+
+def test_an_exchange_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that end above the best loss may be walked through, but not kept."""
+    victim, data = narrow(1)
+    problem = Problem.of(victim, Exact(parameters="all", space=FullSpace()), CPU)
+    with Runs(CONTEXT, "") as runs:
+        stages = AllLayerStages(problem, runs, Exact(), 0)
+        objective, outcome = stages._through("both endpoints", (0.02,), Endpoints.BOTH, data.inputs)
+        stages._keep(objective, replace(outcome, loss=1.0))
+        monkeypatch.setattr(stages, "_errors", lambda: torch.ones(len(data.inputs)))
+        losses = iter([1.4, 2.0, 0.5, 0.6, 0.7, 0.8])
+        ended = []
+
+        def join(Z: Tensor) -> object:
+            ended.append(replace(outcome, Z=Z, loss=next(losses)))
+            return ended[-1]
+
+        fell = stages._exchange(3, 0.0, 10, lambda Z: replace(outcome, Z=Z), join)
+        assert fell
+        assert len(ended) == 6  # two that failed, one that helped, then three in a row that failed
+        assert stages.outcome.loss == 0.5
+        torch.testing.assert_close(stages.Z, ended[2].Z)
+        assert stages.stages[-1].name == "6 respawns"

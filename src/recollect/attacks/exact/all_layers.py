@@ -11,11 +11,12 @@ lowering τ step by step leads from there towards the data.
 2. From a random start at θf, τ from 1 to 0.02. The layers' residuals are scaled to equal norm.
 3. Both endpoints. Points are turned to the other side of the origin where that explains as much,
    since for two layers without bias the other side is a minimum of its own, and a false one.
-4. Respawn: new points join where most is left to explain, τ falls again, and as many that explain
-   least leave. Turning and respawning go on while either helps. Stages 2 to 4 are run from two
-   random starts, except where one takes long and leaves no doubt.
+4. Respawn: new points join where most is left to explain, and τ falls again. Then as many points
+   leave as have joined: those that explain least. Turning and respawning go on while either helps.
+   Stages 2 to 4 are run from two random starts, unless one start takes long and leaves no doubt.
 5. The middle of the way as a third end: units that switched on the way are explained better.
-6. Hard gates: the network as it is.
+6. Hard gates: the network as it is. Points still in doubt are respawned once more, and gates close
+   again.
 7. The last layer alone, from there. Of all that was found, what is held most firmly is kept.
 
 Nothing here knows the data.
@@ -45,8 +46,7 @@ from recollect.victim.parity import Parity
 
 
 class AllLayerStages(Stages[ExactObjective]):
-    """Gates close at θf, respawn, both endpoints, respawn, the way between, hard gates, the last
-    layer."""
+    """The stages that the module lists."""
 
     _lifted = False
     """Whether points own their even parts alone: where signs could not be told from one another."""
@@ -80,6 +80,7 @@ class AllLayerStages(Stages[ExactObjective]):
                 self._keep(objective, outcome)
                 self._record("the way between", outcome)
         self._descend_through("hard gates", self.tuning.rungs_closed, endpoints)
+        self._mend_closed(endpoints)
         if self._lifted:
             self._settle_signs(problem.layerwise(endpoints, balanced=True))
         assert self.state is not None
@@ -157,9 +158,9 @@ class AllLayerStages(Stages[ExactObjective]):
             parameters="last",
             endpoints=Endpoints.BOTH if ends is Endpoints.PATH else ends,
         )
-        inner = LastLayerStages(
-            replace(self.problem, search=search), self._runs, self._options, self._seed
-        )
+        # One search: if it leaves a doubt, the other layers tell more than another start would.
+        once = replace(self._options, tuning=replace(self.tuning, searches_in_doubt=1))
+        inner = LastLayerStages(replace(self.problem, search=search), self._runs, once, self._seed)
         try:
             inner.explore(n)
         finally:
@@ -243,6 +244,22 @@ class AllLayerStages(Stages[ExactObjective]):
         if tried:
             ended = replace(self.outcome, iterations=iterations, seconds=seconds)
             self._record(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
+
+    def _mend_closed(self, endpoints: Endpoints) -> None:
+        """Points in doubt are replaced once more, now that the gates are hard.
+
+        Gates that are not closed leave a residual at the data, in which what a single point
+        explains may be lost.
+        """
+        rungs = (*self.tuning.rungs_closing, *self.tuning.rungs_closed)
+        known = math.isfinite(self._floor)
+        self._exchange(
+            self.tuning.patience_exact if known else self.tuning.patience_all,
+            self._floor,
+            self._options.rounds,
+            descend=lambda Z: self._descend("respawn", self.objective, Z),
+            join=lambda Z: self._through("respawn", rungs, endpoints, Z)[1],
+        )
 
     def _missing(self, generator: torch.Generator, *, always: bool = False) -> Float[Tensor, "m r"]:
         """New points: as many as would explain much of the rest, or as seem wrong now, if that is

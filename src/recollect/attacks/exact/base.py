@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from recollect.attacks.exact.confidence import DOUBTFUL, expected_errors
+from recollect.attacks.exact.confidence import DOUBTFUL, doubtful, expected_errors
+from recollect.attacks.exact.respawn import spawn
 from recollect.attacks.exact.signs import find_signs
 from recollect.attacks.exact.tuning import Tuning
 from recollect.attacks.options import Exact
@@ -20,10 +21,11 @@ from recollect.attacks.result import Stage
 from recollect.attacks.runs import Runs
 from recollect.geometry import Geometry
 from recollect.objective.base import ExactObjective
-from recollect.shapes import Float, Tensor
+from recollect.shapes import Float, Int, Tensor
 from recollect.solve.levenberg_marquardt import LevenbergMarquardt
 from recollect.solve.loop import Outcome, Status
 from recollect.system.device import threads_for
+from recollect.system.seeds import stream
 
 S = TypeVar("S", bound=ExactObjective)
 
@@ -180,9 +182,94 @@ class Stages(ABC, Generic[S]):
             raise
         self.state = best
 
+    def _errors(self) -> Float[Tensor, " n"]:
+        """ê of each point, on the CPU."""
+        return expected_errors(self.objective, self.problem.geometry, self.Z, self._jitter).cpu()
+
     def _in_doubt(self) -> bool:
-        errors = expected_errors(self.objective, self.problem.geometry, self.Z, self._jitter)
-        return bool((errors > DOUBTFUL).any())
+        """Whether a point is more likely wrong than right, or more is left than the data leave."""
+        return self.outcome.loss > self._floor or bool((self._errors() > DOUBTFUL).any())
+
+    @property
+    def _floor(self) -> float:
+        """A loss that the data themselves hardly exceed, where that is known; else infinity.
+
+        It is known where the two ends of training are nearly one (`Evidence.movement`). Where it is
+        too low after all, for instance because many units switched, a search takes longer than it
+        need.
+        """
+        movement = self.problem.evidence.movement
+        if movement > self.tuning.still:
+            return math.inf
+        return max(self.tuning.vanished, self.tuning.left * movement**2)
+
+    def _exchange(
+        self,
+        patience: int,
+        goal: float,
+        most: int,
+        descend: Callable[[Float[Tensor, "m r"]], Outcome],
+        join: Callable[[Float[Tensor, "n r"]], Outcome],
+    ) -> bool:
+        """While a point is in doubt, or the loss is above the goal: drop points, put new ones where
+        most is left.
+
+        The search goes on from the new points even if they explain a little less (threshold
+        accepting, Dueck & Scheuer 1990), since one round rarely mends several wrong points at once.
+        At the end the best state is restored. There are at most `most` rounds, of which `patience`
+        in a row may fail. `descend` moves the points that are left, and `join` all points once new
+        ones are among them. Returns whether the loss fell.
+        """
+        before = best = self.state
+        assert best is not None
+        generator = stream(f"respawn {len(self.stages)}", self._seed)
+        failures, tried, iterations, seconds = 0, 0, 0, 0.0
+        while tried < most and self.outcome.loss > self.tuning.exact:
+            errors = self._errors()
+            wrong = self.outcome.loss > goal or bool((errors > DOUBTFUL).any())
+            if failures >= (patience if wrong else 2) or not (
+                wrong or bool(doubtful(errors).any())
+            ):
+                break
+            dropped = _loosest(errors) if failures == 0 else _drawn(errors, generator)
+            try:
+                outcome, steps, spent = self._swap(dropped, generator, descend, join)
+            except (Stopped, KeyboardInterrupt):
+                self.state = best
+                raise
+            tried, iterations, seconds = tried + 1, iterations + steps, seconds + spent
+            failures += 1
+            if outcome.loss < self.tuning.accepted * best.outcome.loss:
+                self._keep(self.objective, outcome)
+            if outcome.loss < self.tuning.better * best.outcome.loss:
+                assert self.state is not None
+                failures, best = 0, self.state
+        self.state = best
+        if tried:
+            ended = replace(self.outcome, iterations=iterations, seconds=seconds)
+            self._record(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
+        return best is not before
+
+    def _swap(
+        self,
+        dropped: Int[Tensor, " m"],
+        generator: torch.Generator,
+        descend: Callable[[Float[Tensor, "m r"]], Outcome],
+        join: Callable[[Float[Tensor, "n r"]], Outcome],
+    ) -> tuple[Outcome, int, float]:
+        objective, Z, n = self.objective, self.Z, len(self.Z)
+        stays = torch.ones(n, dtype=torch.bool)
+        stays[dropped] = False
+        Z, steps, spent = Z[stays.to(Z.device)], 0, 0.0
+        while True:
+            if len(Z):
+                outcome = join(Z) if len(Z) == n else descend(Z)
+                Z, steps, spent = outcome.Z, steps + outcome.iterations, spent + outcome.seconds
+                if len(Z) == n:
+                    return outcome, steps, spent
+            # Fewer than were dropped, if no more than that stand apart: then there is another turn.
+            new = spawn(objective, self.problem.geometry, Z, n - len(Z), generator, self._jitter)
+            Z = torch.cat([Z, new])
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
@@ -238,3 +325,17 @@ class Stages(ABC, Generic[S]):
             outcome = replace(outcome, status=Status.SIGNS)
         self.state = replace(self.state, outcome=outcome, signs_settled=False)
         self._note(f"signs are not settled: {why}")
+
+
+def _loosest(errors: Float[Tensor, " n"]) -> Int[Tensor, " m"]:
+    """The points in doubt, at most a tenth of all; at least the one that is held least."""
+    worst = errors.argsort(descending=True, stable=True)[: max(1, len(errors) // 10)]
+    return worst[doubtful(errors)[worst]] if bool(doubtful(errors)[worst[0]]) else worst[:1]
+
+
+def _drawn(errors: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " m"]:
+    """Up to a quarter of the points, the less they are held the likelier: what was dropped before
+    did not help."""
+    most = max(1, min(len(errors) - 1, math.ceil(len(errors) / 4)))
+    count = int(torch.randint(1, most + 1, (), generator=generator))
+    return torch.multinomial(errors.clamp(1e-3, 1.0), count, generator=generator)

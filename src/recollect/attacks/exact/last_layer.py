@@ -19,17 +19,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from recollect.attacks.exact.base import Stages, Stopped
-from recollect.attacks.exact.confidence import DOUBTFUL, doubtful, expected_errors
-from recollect.attacks.exact.respawn import spawn
+from recollect.attacks.exact.base import Stages, State, Stopped
+from recollect.attacks.exact.confidence import expected_errors
+from recollect.attacks.problem import Problem
 from recollect.geometry import SharedSubspace, random_start
 from recollect.objective.endpoints import Endpoints
 from recollect.objective.last_layer import LastLayerObjective
-from recollect.shapes import Float, Int, Tensor
+from recollect.shapes import Float, Tensor
 from recollect.solve.loop import Outcome
 from recollect.system.device import total_memory
 from recollect.system.seeds import stream
 from recollect.victim.parity import Parity
+
+_SEED_STEP = 10**6
+"""Added to the seed for each further search, so that its random starts are others."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,38 @@ class LastLayerStages(Stages[LastLayerObjective]):
     # One stage each.
 
     def _find_points(self, n: int | None, stages: Objectives) -> None:
-        """Stages 1 to 5."""
+        """Stages 1 to 5, from other random starts too while a point is in doubt."""
         assert n is not None  # an unknown number of points is the matter of `number.py`
-        self._search(n, stages)
+        cheap = self.step_flops(n) <= self.tuning.restart_flops
+        whole, best = self.problem, None
+        for start in range(self.tuning.searches_in_doubt if cheap else 1):
+            try:
+                self._search_afresh(n, stages, whole, start)
+            except (Stopped, KeyboardInterrupt):
+                self._return_to(best or self.state)
+                raise
+            if best is None or self.outcome.loss < best.outcome.loss:
+                best = self.state
+            self._return_to(best)
+            if not self._in_doubt():
+                break
+
+    def _search_afresh(self, n: int, stages: Objectives, whole: Problem, start: int) -> None:
+        """Stages 1 to 5 for n points, from fresh random starts."""
+        before, problem, seed = self.state, self.problem, self._seed
+        self.state, self.problem, self._seed = None, whole, seed + _SEED_STEP * start
+        try:
+            self._search(n, stages)
+        except (Stopped, KeyboardInterrupt):
+            if before is not None:
+                self.state, self.problem = before, problem
+            raise
+        finally:
+            self._seed = seed
+
+    def _return_to(self, state: State[LastLayerObjective] | None) -> None:
+        if state is not None:
+            self.state, self.problem = state, state.problem
 
     def _search(self, n: int, stages: Objectives) -> None:
         """Stages 1 to 5 for n points, from random starts."""
@@ -97,9 +129,9 @@ class LastLayerStages(Stages[LastLayerObjective]):
             self._respawn(1 if stages.both is not None else self.tuning.patience)
         else:  # the data leave no residual at all, so it is worth searching on until none is left
             self._respawn(self.tuning.patience_exact, self.tuning.vanished, effort=5)
-        goal = math.inf
+        goal = self._floor
         if stages.both is not None:
-            goal = self.outcome.loss / self.tuning.fall
+            goal = min(goal, self.outcome.loss / self.tuning.fall)
             self._switch("both endpoints", stages.both)
         self._finish(goal, again=stages.both is not None)
 
@@ -130,62 +162,12 @@ class LastLayerStages(Stages[LastLayerObjective]):
         self._record(name, outcome)
 
     def _respawn(self, patience: int, goal: float = math.inf, effort: int = 1) -> bool:
-        """While a point is in doubt, or the loss is above the goal: drop points, put new ones where
-        most is left.
+        """Rounds of `_exchange` with the objective as it is. `effort` multiplies their number."""
 
-        The search goes on from the new points even if they explain a little less (threshold
-        accepting, Dueck & Scheuer 1990), since one round rarely mends several wrong points at once.
-        At the end the best state is restored. `effort` multiplies the number of rounds that are
-        allowed. Returns whether the loss fell.
-        """
-        before = best = self.state
-        assert best is not None
-        generator = stream(f"respawn {len(self.stages)}", self._seed)
-        failures, tried, iterations, seconds = 0, 0, 0, 0.0
-        while tried < effort * self._options.rounds and self.outcome.loss > self.tuning.exact:
-            errors = expected_errors(
-                self.objective, self.problem.geometry, self.Z, self._jitter
-            ).cpu()
-            wrong = self.outcome.loss > goal or bool((errors > DOUBTFUL).any())
-            if failures >= (patience if wrong else 2) or not (
-                wrong or bool(doubtful(errors).any())
-            ):
-                break
-            dropped = _loosest(errors) if failures == 0 else _drawn(errors, generator)
-            try:
-                outcome, steps, spent = self._round(dropped, generator)
-            except (Stopped, KeyboardInterrupt):
-                self.state = best
-                raise
-            tried, iterations, seconds = tried + 1, iterations + steps, seconds + spent
-            failures += 1
-            if outcome.loss < self.tuning.accepted * best.outcome.loss:
-                self._keep(self.objective, outcome)
-            if outcome.loss < self.tuning.better * best.outcome.loss:
-                assert self.state is not None
-                failures, best = 0, self.state
-        self.state = best
-        if tried:
-            ended = replace(self.outcome, iterations=iterations, seconds=seconds)
-            self._record(f"{tried} respawn{'s' if tried > 1 else ''}", ended)
-        return best is not before
+        def descend(Z: Float[Tensor, "m r"]) -> Outcome:
+            return self._descend("respawn", self.objective, Z)
 
-    def _round(
-        self, dropped: Int[Tensor, " m"], generator: torch.Generator
-    ) -> tuple[Outcome, int, float]:
-        objective, Z, n = self.objective, self.Z, len(self.Z)
-        stays = torch.ones(n, dtype=torch.bool)
-        stays[dropped] = False
-        Z, steps, spent = Z[stays.to(Z.device)], 0, 0.0
-        while True:
-            outcome = self._descend("respawn", objective, Z) if len(Z) else None
-            if outcome is not None:
-                Z, steps, spent = outcome.Z, steps + outcome.iterations, spent + outcome.seconds
-                if len(Z) == n:
-                    return outcome, steps, spent
-            # Fewer than were dropped, if no more than that stand apart: then there is another turn.
-            new = spawn(objective, self.problem.geometry, Z, n - len(Z), generator, self._jitter)
-            Z = torch.cat([Z, new])
+        return self._exchange(patience, goal, effort * self._options.rounds, descend, descend)
 
     def _turn_subspace(self) -> None:
         """Û tilted by rounding: descend in R^d among points that share some r-dimensional subspace,
@@ -235,17 +217,3 @@ class LastLayerStages(Stages[LastLayerObjective]):
             replace(outcome, Z=self.problem.geometry.project(outcome.Z @ U)),
         )
         self._record("turning the subspace", outcome)
-
-
-def _loosest(errors: Float[Tensor, " n"]) -> Int[Tensor, " m"]:
-    """The points in doubt, at most a tenth of all; at least the one that is held least."""
-    worst = errors.argsort(descending=True, stable=True)[: max(1, len(errors) // 10)]
-    return worst[doubtful(errors)[worst]] if bool(doubtful(errors)[worst[0]]) else worst[:1]
-
-
-def _drawn(errors: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " m"]:
-    """Up to a quarter of the points, the less they are held the likelier: what was dropped before
-    did not help."""
-    most = max(1, min(len(errors) - 1, math.ceil(len(errors) / 4)))
-    count = int(torch.randint(1, most + 1, (), generator=generator))
-    return torch.multinomial(errors.clamp(1e-3, 1.0), count, generator=generator)

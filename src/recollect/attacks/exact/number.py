@@ -17,15 +17,13 @@ from dataclasses import replace
 
 import torch
 
-from recollect.attacks.exact.base import State, Stopped
+from recollect.attacks.exact.base import State
 from recollect.attacks.exact.last_layer import LastLayerStages, Objectives
 from recollect.attacks.exact.respawn import spawn
 from recollect.geometry import random_start
 from recollect.objective.last_layer import LastLayerObjective
 from recollect.system.seeds import stream
 
-_SEED_STEP = 10**6
-"""Added to the seed for each further search, so that its random starts are others."""
 _FRESH_SEARCHES = 3
 """Searches from random starts for one number of points, while they end above a smaller number's
 loss."""
@@ -52,7 +50,7 @@ class NumberStages(LastLayerStages):
                 n -= 1
             else:
                 break
-        self._return_to(n)
+        self._return_to(self._found[n])
         self.n_tried = tuple((k, self._found[k].outcome.loss) for k in sorted(self._found))
         self._judge(n, most)
 
@@ -62,8 +60,9 @@ class NumberStages(LastLayerStages):
         more, stuck = math.nan, False
         if n < most:
             more = self._loss(n) / self._loss(n + 1)
-            # A point added to the n that were found cannot end above their loss, so only the fresh
-            # searches tell. A missing point raises the loss by more than this factor.
+            # A point added to the n that were found cannot end above their loss. Only the fresh
+            # searches for n + 1 tell whether the search was stuck: then they all end above the loss
+            # of n points by more than the factor `accepted`.
             stuck = self._fresh[n + 1] > self.tuning.accepted * self._loss(n)
         coordinates, equations = self.problem.coordinates(n), self.objective.effective_equations(n)
         self.n_clear = (
@@ -85,11 +84,11 @@ class NumberStages(LastLayerStages):
         if n not in self._fresh:
             self._fresh[n] = math.inf
             if n - 1 in self._found:
-                self._return_to(n - 1)
+                self._return_to(self._found[n - 1])
                 self._one_more()
             fewer = min((self._found[k].outcome.loss for k in self._found if k < n), default=1.0)
             for start in range(_FRESH_SEARCHES):
-                self._fresh[n] = min(self._fresh[n], self._search_afresh(n, start))
+                self._fresh[n] = min(self._fresh[n], self._search_anew(n, start))
                 if self._fresh[n] <= max(self.tuning.accepted * fewer, self.tuning.exact):
                     break
         return max(self._found[n].outcome.loss, self.tuning.exact)
@@ -101,19 +100,8 @@ class NumberStages(LastLayerStages):
         if known is None or self.outcome.loss < known.outcome.loss:
             self._found[len(self.Z)] = self.state
 
-    def _return_to(self, n: int) -> None:
-        self.state, self.problem = self._found[n], self._found[n].problem
-
-    def _search_afresh(self, n: int, start: int) -> float:
-        before, problem, seed = self.state, self.problem, self._seed
-        self.state, self.problem, self._seed = None, self._whole, seed + _SEED_STEP * start
-        try:
-            self._search(n, self._objectives)
-        except (Stopped, KeyboardInterrupt):
-            self.state, self.problem = before, problem
-            raise
-        finally:
-            self._seed = seed
+    def _search_anew(self, n: int, start: int) -> float:
+        self._search_afresh(n, self._objectives, self._whole, start)
         self._offer()
         return self.outcome.loss
 
