@@ -782,12 +782,12 @@ def test_a_number_is_not_clear_if_the_search_for_one_more_was_stuck(
     trained: tuple[Victim, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, _ = trained
-    whole = NumberStages._search_afresh
+    whole = NumberStages._search_anew
 
     def stuck(self: NumberStages, n: int, start: int) -> float:
         return max(whole(self, n, start), 0.5 if n > 10 else 0.0)
 
-    monkeypatch.setattr(NumberStages, "_search_afresh", stuck)
+    monkeypatch.setattr(NumberStages, "_search_anew", stuck)
     found = reconstruct(victim, None)
     assert len(found.inputs) == 10
     assert found.n_clear is False

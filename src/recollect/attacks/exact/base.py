@@ -19,7 +19,7 @@ from recollect.attacks.options import Exact
 from recollect.attacks.problem import Problem
 from recollect.attacks.result import Stage
 from recollect.attacks.runs import Runs
-from recollect.geometry import Geometry
+from recollect.geometry import Geometry, random_start
 from recollect.objective.base import ExactObjective
 from recollect.shapes import Float, Int, Tensor
 from recollect.solve.levenberg_marquardt import LevenbergMarquardt
@@ -261,14 +261,16 @@ class Stages(ABC, Generic[S]):
         stays = torch.ones(n, dtype=torch.bool)
         stays[dropped] = False
         Z, steps, spent = Z[stays.to(Z.device)], 0, 0.0
+        geometry = self.problem.geometry
+        if not len(Z):  # without any point there are no gradients to compute gains with
+            Z = random_start(geometry, n, self.Z.shape[1], generator).to(self.Z)
         while True:
-            if len(Z):
-                outcome = join(Z) if len(Z) == n else descend(Z)
-                Z, steps, spent = outcome.Z, steps + outcome.iterations, spent + outcome.seconds
-                if len(Z) == n:
-                    return outcome, steps, spent
+            outcome = join(Z) if len(Z) == n else descend(Z)
+            Z, steps, spent = outcome.Z, steps + outcome.iterations, spent + outcome.seconds
+            if len(Z) == n:
+                return outcome, steps, spent
             # Fewer than were dropped, if no more than that stand apart: then there is another turn.
-            new = spawn(objective, self.problem.geometry, Z, n - len(Z), generator, self._jitter)
+            new = spawn(objective, geometry, Z, n - len(Z), generator, self._jitter)
             Z = torch.cat([Z, new])
 
     def _note(self, note: str) -> None:
