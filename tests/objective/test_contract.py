@@ -523,6 +523,15 @@ def test_the_normal_equations_match_the_definition(form: Form, shape: ExactShape
     close(implicit.gradient, g, tolerance, length)
     assert implicit.tolerance == normal_file.forcing(free.loss)
     assert implicit.scales.shape == (len(Z),)
+    assert implicit.matrix is None
+    # Steps by products, and variances from the matrix.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(normal_file, "STEPS_BY_PRODUCTS", 0)
+        assert objective.dense(len(Z))
+        _, deferred = objective.linearise(Z, geometry)
+    assert isinstance(deferred, ImplicitNormal)
+    close(deferred.product(v), moved, tolerance, size * float(v.norm()))
+    torch.testing.assert_close(deferred.variances(), dense.variances())
 
 
 @every_exact_form

@@ -78,10 +78,11 @@ def search_cost(
         return _cost(search.restarts * solver.iterations, step, int(held + weights))
     kind, families, nr = "last" if sizes.last else "all", sizes.families, n * sizes.r
     flops = sizes.normal_flops(n, device)
-    if sizes.dense(n, device):
-        held, flops = sizes.normal_bytes(n), families**2 * flops + nr**3 / 3
+    if sizes.steps_dense(n, device):
+        flops = families**2 * flops + nr**3 / 3
     else:
-        held, flops = 6 * families * sizes.fit_bytes(n), _PRODUCTS_PER_STEP * families * flops
+        flops = _PRODUCTS_PER_STEP * families * flops
+    held = sizes.normal_bytes(n) if sizes.dense(n, device) else 6 * families * sizes.fit_bytes(n)
     steps = search.restarts * _SEARCH_STEPS[kind]
     return _cost(steps, max(_MIN_STEP_SECONDS[kind], flops / machine.double), int(held + weights))
 

@@ -261,6 +261,9 @@ class GramObjective(ABC):
     def dense(self, n: int, *, coupled: bool = False) -> bool:
         return self.sizes.dense(n, self._device, coupled=coupled)
 
+    def steps_dense(self, n: int, *, coupled: bool = False) -> bool:
+        return self.sizes.steps_dense(n, self._device, coupled=coupled)
+
 
 def barred(geometry: Geometry, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
     """The unit direction in which each point may not move; zero where all directions are free."""

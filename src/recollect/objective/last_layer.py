@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -179,7 +179,7 @@ class LastLayerObjective(GramObjective):
         Z = Z.detach()
         explained = self.explain(Z, jitter)
         C = self._owned(explained, len(Z))
-        dense = self.dense(len(Z), coupled=geometry.coupled)
+        dense = self.steps_dense(len(Z), coupled=geometry.coupled)
         form = self._dense_normal if dense else self._implicit_normal
         fit = Fit(self.loss(explained), self._target.length * C[0], None)
         return fit, form(Z, geometry, explained, C)
@@ -227,4 +227,12 @@ class LastLayerObjective(GramObjective):
             return back(torch.nn.functional.pad(E, (0, self.rows.biased)))
 
         scales, tolerance = point_scales(product, geometry, Z, C[0]), forcing(self.loss(explained))
-        return ImplicitNormal(product, scales, -back(explained.R), barred(geometry, Z), tolerance)
+        matrix = partial(self._dense_normal, Z, geometry, explained, C)
+        return ImplicitNormal(
+            product,
+            scales,
+            -back(explained.R),
+            barred(geometry, Z),
+            tolerance,
+            matrix=matrix if self.dense(len(Z), coupled=geometry.coupled) else None,
+        )

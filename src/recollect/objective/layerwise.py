@@ -399,12 +399,17 @@ class LayerwiseObjective(GramObjective):
         at = Z.detach()
         fixed = barred(geometry, at)
         g = geometry.tangent(at, slope) / 2
-        if self.dense(len(Z), coupled=geometry.coupled):
+
+        def matrix() -> DenseNormal:
             N = self._normal_matrix(at, geometry, explained)
-            return fit, DenseNormal(N, g, fixed, geometry.frame(at))
+            return DenseNormal(N, g, fixed, geometry.frame(at))
+
+        if self.steps_dense(len(Z), coupled=geometry.coupled):
+            return fit, matrix()
         product = self._normal_product(Z, traced, geometry, explained)
         scales = point_scales(product, geometry, at, explained.mixed[0, : len(at)])
-        return fit, ImplicitNormal(product, scales, g, fixed, forcing(fit.loss))
+        formed = matrix if self.dense(len(Z), coupled=geometry.coupled) else None
+        return fit, ImplicitNormal(product, scales, g, fixed, forcing(fit.loss), matrix=formed)
 
     def _normal_product(
         self,

@@ -119,18 +119,23 @@ class ImplicitNormal:
     tolerance: float
     """‖residual‖/‖g‖ at which a step is good enough; see `forcing`."""
     most: int = 200
+    matrix: Callable[[], DenseNormal] | None = None
+    """Forms JᵀJ, where it fits into memory. `variances` needs it once, and steps do not."""
 
     def step(self, damping: float) -> Float[Tensor, "n r"]:
         return self._solve(-self.gradient, damping, self.tolerance)
 
     def variances(self) -> Float[Tensor, " n"]:
-        """Σ_a w_ia (N⁻¹w)_ia, averaged over random signs w (Hutchinson).
+        """The exact variances where JᵀJ can be formed; else Σ_a w_ia (N⁻¹w)_ia, averaged over
+        random signs w (Hutchinson).
 
-        This is an estimate, wrong by a few tens of per cent. What other points add to it averages
-        out only slowly. Points that are held far less than most are therefore estimated first and
-        then left out, so that they do not disturb the estimates of the others. No estimate is lower
-        than the variance that a point would have by itself.
+        The latter is an estimate, wrong by a few tens of per cent. What other points add to it
+        averages out only slowly. Points that are held far less than most are therefore estimated
+        first and then left out, so that they do not disturb the estimates of the others. No
+        estimate is lower than the variance that a point would have by itself.
         """
+        if self.matrix is not None:
+            return self.matrix().variances()
         r = self.gradient.shape[1]
         free = r - self.barred.square().sum(1)
         alone = free.square() / (r * self.scales + _LOADING * _scale(self.scales))
@@ -176,16 +181,31 @@ def combined(
     which these may move.
     """
     gradient = weighted(weights, (normal.gradient for normal in normals))
+
+    def summed(parts: Sequence[DenseNormal]) -> DenseNormal:
+        N = weighted(weights, (part.N for part in parts))
+        return DenseNormal(N, gradient, parts[0].barred, parts[0].frame)
+
     dense = [normal for normal in normals if isinstance(normal, DenseNormal)]
     if len(dense) == len(normals):
-        N = weighted(weights, (normal.N for normal in dense))
-        return DenseNormal(N, gradient, dense[0].barred, dense[0].frame)
+        return summed(dense)
+    formers = [
+        (lambda part=normal: part) if isinstance(normal, DenseNormal) else normal.matrix
+        for normal in normals
+        if isinstance(normal, DenseNormal | ImplicitNormal)
+    ]
+    known = [former for former in formers if former is not None]
+    matrix = (
+        (lambda: summed([former() for former in known])) if len(known) == len(normals) else None
+    )
 
     def product(v: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:
         return weighted(weights, (normal.product(v) for normal in normals))
 
     scales = weighted(weights, (normal.scales for normal in normals))
-    return ImplicitNormal(product, scales, gradient, normals[0].barred, forcing(loss))
+    return ImplicitNormal(
+        product, scales, gradient, normals[0].barred, forcing(loss), matrix=matrix
+    )
 
 
 def weighted(weights: Sequence[float], parts: Iterable[Tensor]) -> Tensor:
@@ -245,9 +265,17 @@ def _scale(diagonal: Tensor) -> Tensor:
 DENSE_UNKNOWNS, DENSE_AT_MOST = 6_000, 20_000
 """The numbers of coordinates above which JᵀJ is not formed.
 
-Forming it costs as much as nr/4 products, and a step takes about ten. The second number holds on a
-GPU, which forms JᵀJ at full speed while products are limited by their many kernel launches; and for
-points that do not move independently, for which there is no other way.
+The second number holds on a GPU, which forms JᵀJ at full speed while products are limited by their
+many kernel launches; and for points that do not move independently, for which there is no other
+way.
+"""
+STEPS_BY_PRODUCTS = 1_000
+"""The number of coordinates above which steps on a processor multiply with JᵀJ and do not form it.
+
+Forming it costs as much as nr/4 products, and a step takes some tens of them. For the last layer,
+on one core, steps with products took a third of the time at nr = 400 and a thirtieth at 1600 and
+3000; for all layers as long at 400 and a fifth at 1600. They are a little less exact, and more of
+them are needed.
 """
 
 
@@ -257,6 +285,11 @@ def forms_dense(
     """Whether JᵀJ is formed: where that pays, and where it needs at most half the memory."""
     most = DENSE_AT_MOST if coupled or device.type == "cuda" else DENSE_UNKNOWNS
     return n * r <= most and 2 * needed <= total_memory(device)
+
+
+def multiplies(n: int, r: int, device: torch.device, *, coupled: bool = False) -> bool:
+    """Whether steps multiply with JᵀJ although there is memory to form it."""
+    return n * r > STEPS_BY_PRODUCTS and device.type == "cpu" and not coupled
 
 
 def dense_normal_bytes(families: int, p: int, n: int, r: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from recollect.objective.normal import dense_normal_bytes, forms_dense
+from recollect.objective.normal import dense_normal_bytes, forms_dense, multiplies
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Sizes:
 
     def normal_flops(self, n: int, device: torch.device) -> float:
         """A step of Levenberg–Marquardt: forming JᵀJ, or one product with it."""
-        if not self.dense(n, device):
+        if not self.steps_dense(n, device):
             return self.fit_flops(n)
         if self.last:
             return 2.0 * self.layers[-1][1] * (n * self.r) ** 2
@@ -95,3 +95,8 @@ class Sizes:
         """Whether JᵀJ of n points is formed as a matrix."""
         possible = self.last or self.bends
         return possible and forms_dense(n, self.r, self.normal_bytes(n), device, coupled=coupled)
+
+    def steps_dense(self, n: int, device: torch.device, *, coupled: bool = False) -> bool:
+        """Whether steps are found from the matrix, and not from products with it."""
+        by_products = multiplies(n, self.r, device, coupled=coupled)
+        return not by_products and self.dense(n, device, coupled=coupled)
