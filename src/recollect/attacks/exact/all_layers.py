@@ -14,6 +14,8 @@ lowering τ step by step leads from there towards the data.
 4. Respawn: new points join where most is left to explain, and τ falls again. Then as many points
    leave as have joined: those that explain least. Turning and respawning go on while either helps.
    Stages 2 to 4 are run from two random starts, unless one start takes long and leaves no doubt.
+   Where the data are known to leave nothing, as of a single gradient, gates close at once, and
+   other starts follow until one leaves nothing.
 5. The middle of the way as a third end: units that switched on the way are explained better.
 6. Hard gates: the network as it is. Points still in doubt are respawned once more, and gates close
    again.
@@ -66,12 +68,13 @@ class AllLayerStages(Stages[ExactObjective]):
         # A start that ends in a false minimum need not show any doubt, so one is compared with
         # another where that takes seconds.
         small = self._objective(endpoints, 0.0).dense(n)
+        exact = small and math.isfinite(self._floor)
         self._best_start(
-            lambda restart: self._from_start(n, endpoints, restart),
-            least=self.tuning.starts if small else 1,
-            most=self.tuning.starts_in_doubt,
+            lambda restart: self._from_start(n, endpoints, restart, close=exact),
+            least=self.tuning.starts if small and not exact else 1,
+            most=self.tuning.starts_exact if exact else self.tuning.starts_in_doubt,
         )
-        if endpoints is Endpoints.BOTH and self._between(n):
+        if endpoints is Endpoints.BOTH and not exact and self._between(n):
             objective, outcome = self._through(
                 "the way between", self.tuning.rungs_between, Endpoints.PATH, self.Z
             )
@@ -79,7 +82,8 @@ class AllLayerStages(Stages[ExactObjective]):
                 endpoints = Endpoints.PATH
                 self._keep(objective, outcome)
                 self._record("the way between", outcome)
-        self._descend_through("hard gates", self.tuning.rungs_closed, endpoints)
+        if not exact:
+            self._descend_through("hard gates", self.tuning.rungs_closed, endpoints)
         self._mend_closed(endpoints)
         if self._lifted:
             self._settle_signs(problem.layerwise(endpoints, balanced=True))
@@ -190,7 +194,8 @@ class AllLayerStages(Stages[ExactObjective]):
             self._keep(objective, outcome)
             self._record("last layer alone", outcome)
 
-    def _from_start(self, n: int, endpoints: Endpoints, restart: int) -> None:
+    def _from_start(self, n: int, endpoints: Endpoints, restart: int, *, close: bool) -> None:
+        """One random start. `close`: to hard gates, where the loss tells whether it succeeded."""
         problem = self.problem
         one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL
         Z = random_start(problem.geometry, n, problem.r, stream(f"start {restart}", self._seed))
@@ -202,6 +207,8 @@ class AllLayerStages(Stages[ExactObjective]):
         if endpoints is Endpoints.BOTH:
             self._descend_through("both endpoints", self.tuning.rungs_closing, endpoints)
         self._mend(endpoints)
+        if close:
+            self._descend_through("hard gates", self.tuning.rungs_closed, endpoints)
 
     def _descend_through(self, name: str, rungs: tuple[float, ...], endpoints: Endpoints) -> None:
         objective, outcome = self._through(name, rungs, endpoints, self.Z)

@@ -98,3 +98,5 @@ class Tuning:
     """Random starts on all layers, where JᵀJ is formed."""
     starts_in_doubt: int = 2
     """The same for problems of any size, while some point of the best start is in doubt."""
+    starts_exact: int = 8
+    """The same where the loss of the data is known, until one start goes below it."""
