@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
+from recollect.attacks.problem import read_basis
 from recollect.attacks.reconstruct import reconstruct
 from recollect.attacks.result import Reconstruction
-from recollect.errors import FileError, RecollectWarning
+from recollect.errors import InputError, RecollectWarning
 from recollect.records import finite
 from recollect.shapes import Float, Tensor
 from recollect.solve.loop import Status
 from recollect.study.job import Job
-from recollect.study.store import Store
+from recollect.study.store import Store, check_value
 from recollect.system.device import choose_device
-from recollect.system.files import read_json, read_tensors
+from recollect.system.files import read_json
 from recollect.truth.files import read_truth
 from recollect.truth.metrics import evaluate
 from recollect.truth.recipe import make
@@ -64,6 +65,16 @@ def perform(task: Task) -> None:
             _attack(store, job, device)
 
 
+_TOLD: dict[str, type] = {
+    "mse": float,
+    "steps": int,
+    "learning_rate": float,
+    "gap_rank": int,
+    "seconds": float,
+}
+"""What a result repeats of the record of training, with its types."""
+
+
 @dataclass(frozen=True)
 class _Trained:
     """A trained victim from the store, with its training record and the true data."""
@@ -76,8 +87,10 @@ class _Trained:
     @classmethod
     def read(cls, folder: Path) -> _Trained:
         facts = read_json(folder / "train.json")
+        for name, kind in _TOLD.items():
+            check_value(name, kind, facts.get(name))
         truth = read_truth(folder / "truth.safetensors")
-        basis = read_tensors(folder / "basis.safetensors")[0]["U"]
+        basis = read_basis(folder / "basis.safetensors")
         victim = Victim.load(folder / "init.safetensors", folder / "trained.safetensors")
         return cls(victim, facts, truth.inputs, basis)
 
@@ -86,7 +99,7 @@ def _read(store: Store, job: Job) -> _Trained:
     """The victim of a job. A damaged victim is deleted, so that the next try trains it again."""
     try:
         return _Trained.read(store.victim(job))
-    except (FileError, KeyError):
+    except InputError:
         store.drop_victim(job)
         raise
 
@@ -106,16 +119,16 @@ def _attack(store: Store, job: Job, device: torch.device) -> None:
     result = {
         **_scored(found, trained.truth),
         "outputs": trained.victim.c,
-        "training_mse": trained.facts["mse"],
-        "training_steps": trained.facts["steps"],
-        "training_step_size": trained.facts["learning_rate"],
-        "gap_rank": trained.facts["gap_rank"],
+        "training_mse": trained.facts.get("mse"),
+        "training_steps": trained.facts.get("steps"),
+        "training_step_size": trained.facts.get("learning_rate"),
+        "gap_rank": trained.facts.get("gap_rank"),
         "device": device.type,
         "torch": torch.__version__,
     }
     spent = {
         "attack_seconds": time.perf_counter() - began,
-        "training_seconds": trained.facts["seconds"],
+        "training_seconds": trained.facts.get("seconds"),
     }
     store.keep(job, result, spent, found.inputs)
 
