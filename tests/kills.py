@@ -354,8 +354,8 @@ COMMANDS = {
         ),
         Command(
             "audit",
-            (_RUN, "audit run --n 2 --budget 1s --seed 1 --out audited"),
-            "audit run --n 2 --budget 2s --out audited",
+            (_RUN, "audit run --n 2 --budget 5s --seed 1 --out audited"),
+            "audit run --n 2 --budget 5s --out audited",
             ("run",),
             _read_audit,
             _nothing,

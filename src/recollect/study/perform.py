@@ -65,7 +65,7 @@ def perform(task: Task) -> None:
             _attack(store, job, device)
 
 
-_TOLD: dict[str, type] = {
+TOLD: dict[str, type] = {
     "mse": float,
     "steps": int,
     "learning_rate": float,
@@ -76,7 +76,7 @@ _TOLD: dict[str, type] = {
 
 
 @dataclass(frozen=True)
-class _Trained:
+class Trained:
     """A trained victim from the store, with its training record and the true data."""
 
     victim: Victim
@@ -85,9 +85,9 @@ class _Trained:
     basis: Float[Tensor, "d r"]
 
     @classmethod
-    def read(cls, folder: Path) -> _Trained:
+    def read(cls, folder: Path) -> Trained:
         facts = read_json(folder / "train.json")
-        for name, kind in _TOLD.items():
+        for name, kind in TOLD.items():
             check_value(name, kind, facts.get(name))
         truth = read_truth(folder / "truth.safetensors")
         basis = read_basis(folder / "basis.safetensors")
@@ -95,10 +95,10 @@ class _Trained:
         return cls(victim, facts, truth.inputs, basis)
 
 
-def _read(store: Store, job: Job) -> _Trained:
+def _read(store: Store, job: Job) -> Trained:
     """The victim of a job. A damaged victim is deleted, so that the next try trains it again."""
     try:
-        return _Trained.read(store.victim(job))
+        return Trained.read(store.victim(job))
     except InputError:
         store.drop_victim(job)
         raise
