@@ -265,8 +265,8 @@ def _warn_of_threads(recorded: object) -> None:
     now = torch.get_num_threads()
     if isinstance(recorded, int) and recorded != now:
         warnings.warn(
-            f"the recorded run used {recorded} threads and this one uses {now}, so the last digits "
-            f"may differ: set OMP_NUM_THREADS={recorded} for the same bits",
+            f"expected as many threads as in the recorded run, {recorded}, got {now}, and the "
+            f"result may differ; set OMP_NUM_THREADS={recorded} for the same bits",
             RecollectWarning,
             stacklevel=2,
         )

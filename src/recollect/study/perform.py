@@ -14,7 +14,8 @@ import torch
 from recollect.attacks.problem import read_basis
 from recollect.attacks.reconstruct import reconstruct
 from recollect.attacks.result import Reconstruction
-from recollect.errors import InputError, RecollectWarning
+from recollect.errors import DataError, InputError, RecollectWarning
+from recollect.examine.subspace import check_basis
 from recollect.records import finite
 from recollect.shapes import Float, Tensor
 from recollect.solve.loop import Status
@@ -22,7 +23,7 @@ from recollect.study.job import Job
 from recollect.study.store import Store, check_value
 from recollect.system.device import choose_device
 from recollect.system.files import read_json
-from recollect.truth.files import read_truth
+from recollect.truth.files import check_run, read_truth
 from recollect.truth.metrics import evaluate
 from recollect.truth.recipe import make
 from recollect.victim.victim import Victim
@@ -90,8 +91,14 @@ class Trained:
         for name, kind in TOLD.items():
             check_value(name, kind, facts.get(name))
         truth = read_truth(folder / "truth.safetensors")
-        basis = read_basis(folder / "basis.safetensors")
         victim = Victim.load(folder / "init.safetensors", folder / "trained.safetensors")
+        check_run(truth, victim.run)
+        if truth.inputs.shape[1] != victim.d:
+            raise DataError(
+                f"expected true inputs of the network's {victim.d} dimensions in {folder}, got "
+                f"{truth.inputs.shape[1]}; train the victim again"
+            )
+        basis = check_basis(read_basis(folder / "basis.safetensors"), victim.d)
         return cls(victim, facts, truth.inputs, basis)
 
 
