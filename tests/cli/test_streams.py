@@ -13,7 +13,8 @@ from cases import small_mlp
 
 from recollect.cli import main
 from recollect.cli.console import Terminal
-from recollect.system.files import tensor_bytes
+from recollect.errors import FileError
+from recollect.system.files import check_name, read_json, tensor_bytes
 
 RECOLLECT = f"{shlex.quote(sys.executable)} -m recollect"
 TRAIN = "train --dataset synthetic --n 3 --dim 4 --rank 2 --width 20 --tolerance 1e-2 --out made"
@@ -72,6 +73,12 @@ def test_paths_that_are_not_utf_8(
     name = os.fsdecode(b"odd\xff.safetensors")
     weights = small_mlp().theta_f
     Path(name).write_bytes(tensor_bytes(weights))
+    for path in (Path("a\0b"), Path(os.fsdecode(b"\xff"))):
+        with pytest.raises(FileError, match="expected"):
+            read_json(path)
+        with pytest.raises(FileError, match="in UTF-8"):
+            check_name(path)
+    check_name(Path("ü.pt"))
     for arguments in (
         ["inspect", name, name],
         ["reconstruct", "init.pt", name, "--n", "3", "--out", "found"],

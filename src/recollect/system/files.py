@@ -161,7 +161,7 @@ def not_a_file(path: Path) -> str | None:
     """
     try:
         mode = os.stat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # no path holds a null character
         return "nothing there"
     except OSError as error:
         return f"an error: {error.strerror}"
@@ -170,13 +170,11 @@ def not_a_file(path: Path) -> str | None:
 
 
 def check_name(path: Path) -> None:
-    """Raise a `FileError` if the path is not UTF-8, since records could not name it."""
-    try:
-        os.fspath(path).encode()
-    except UnicodeEncodeError:
-        raise FileError(
-            f"expected a path in UTF-8, got {path}; rename the file or the folder"
-        ) from None
+    """Raise a `FileError` if the path is not UTF-8, since records could not name it, or cannot be
+    one at all."""
+    name = os.fspath(path)
+    if "\0" in name or name != name.encode(errors="replace").decode():
+        raise FileError(f"expected a path in UTF-8, got {path}; rename the file or the folder")
 
 
 def read_json(path: Path) -> dict[str, Any]:
