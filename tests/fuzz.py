@@ -76,14 +76,17 @@ from recollect.errors import RecollectError
 from recollect.examine.history import history
 from recollect.examine.inspection import inspect
 from recollect.examine.validate import validate
-from recollect.records import FACTS, RESUME, TENSORS, ResumeFile, read_record
+from recollect.records import FACTS, RESUME, TENSORS, ResumeFile, read_record, record_of
 from recollect.report.html import render
 from recollect.study.job import Job
+from recollect.study.perform import TOLD, Trained
 from recollect.study.plan import read_plan
 from recollect.study.store import RESULTS, Store
 from recollect.study.table import KINDS, SECONDS, csv_bytes, read_table, scored, table
+from recollect.system.files import json_bytes
 from recollect.truth.data.load import load_dataset
-from recollect.truth.files import read_truth
+from recollect.truth.files import Truth, check_run, read_truth
+from recollect.truth.metrics import evaluate
 from recollect.victim.read.checkpoint import load_checkpoint
 
 Case = dict[str, bytes]
@@ -191,8 +194,19 @@ def _truth_npz(rng: Random) -> Case:
 
 def _truth_safetensors(rng: Random) -> Case:
     tensors = [packed("inputs", _numbers(0, 4, 12)), packed("norms", np.ones(4))]
-    pixels = json.dumps({"shape": [3, 2, 2], "mean": 0.5, "std": 0.2})
-    return {"truth.safetensors": odd_safetensors(rng, tensors, {"pixels": pixels})}
+    pixels = {"shape": [3, 2, 2], "mean": 0.5, "std": 0.2}
+    about = {"run": "abc", "pixels": pixels}
+    if rng.random() < 0.3:
+        content = safetensors_file(tensors, {"recollect": odd_json(rng, about)})
+    else:
+        old = rng.random() < 0.3
+        key, told = ("pixels", pixels) if old else ("recollect", about)
+        content = odd_safetensors(rng, tensors, {key: json.dumps(told)})
+    case = {"truth.safetensors": content}
+    if rng.random() < 0.3:  # the model of the same run, or of another one
+        beside = json.dumps({"run": rng.choice(("abc", "def"))})
+        case["trained.safetensors"] = safetensors_file(_network(0), {"recollect": beside})
+    return case
 
 
 def _data_npz(rng: Random) -> Case:
@@ -418,6 +432,21 @@ def _show(folder: Path) -> None:
     render(read_record(folder), None, None)
 
 
+def _score(folder: Path) -> None:
+    """All that is done with a reconstruction whose truth is known."""
+    record, truth = read_record(folder), Truth(*_known(), None)
+    check_run(truth, record.run)
+    score = evaluate(record, truth.inputs)
+    json_bytes(score.facts())
+    render(record, truth, score)
+
+
+@functools.cache
+def _known() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.from_numpy(_numbers(5, 3, 12))
+    return inputs, torch.linalg.vector_norm(inputs, dim=1)
+
+
 def _repeat(folder: Path) -> None:
     """All that `reconstruct --from` does before it opens checkpoints."""
     _, said, _ = repeated(folder / FACTS, {})
@@ -461,11 +490,17 @@ def _interrupted() -> tuple[list[Packed], dict[str, str]]:
 
 def _resume(rng: Random) -> Case:
     tensors, metadata = _interrupted()
+    if rng.random() < 0.5:
+        return {
+            RESUME: safetensors_file(tensors, {"run": odd_json(rng, json.loads(metadata["run"]))})
+        }
     return {RESUME: odd_safetensors(rng, tensors, metadata)}
 
 
 def _go_on(folder: Path) -> None:
-    reconstruct(small_mlp(), 3, _ATTACK, resume=ResumeFile(folder))
+    """Resume, and make the files of what was found."""
+    found = reconstruct(small_mlp(), 3, _ATTACK, resume=ResumeFile(folder))
+    json_bytes(record_of(found, small_mlp()).facts)
 
 
 # fmt: off
@@ -537,6 +572,44 @@ def _plan(rng: Random) -> Case:
             return {"plan.toml": damaged(rng, "\n".join(lines).encode())}
         lines = lines or [""]
     return {"plan.toml": "\n".join(lines).encode("utf-8", "surrogatepass")}
+
+
+def _training(rng: Random) -> Case:
+    """The files of `recollect train`, one of them odd."""
+    facts = {
+        "schema": 2,
+        "run": "abc",
+        "options": {"dataset": "synthetic", "n": 4, "width": 8},
+        "mse": 0.1,
+        "steps": 3,
+        "learning_rate": 0.5,
+        "gap_rank": None,
+        "seconds": 1.5,
+    }
+    which = rng.randrange(5)
+    truth = [packed("inputs", _numbers(0, 4, 5)), packed("norms", np.ones(4))]
+    case = {
+        name: odd_safetensors(rng, tensors, metadata)
+        if which == k
+        else safetensors_file(tensors, metadata)
+        for k, (name, tensors, metadata) in enumerate(
+            (
+                ("init.safetensors", _network(0), _ARCHITECTURE),
+                ("trained.safetensors", _network(10), _ARCHITECTURE),
+                ("truth.safetensors", truth, {"recollect": json.dumps({"run": "abc"})}),
+                ("basis.safetensors", [packed("U", np.eye(5)[:, :3])], {}),
+            )
+        )
+    }
+    told = odd_json(rng, facts) if which == 4 else json_text(facts)
+    raw = told.encode("utf-8", "surrogatepass")
+    return {**case, "train.json": damaged(rng, raw) if rng.random() < 0.05 else raw}
+
+
+def _read_training(folder: Path) -> None:
+    """What a sweep reads of a victim, and repeats in its results."""
+    trained = Trained.read(folder)
+    json_bytes({name: trained.facts.get(name) for name in TOLD})
 
 
 @functools.cache
@@ -665,8 +738,10 @@ READERS: dict[str, Reader] = {
         Reader("data-cifar10", _data_cifar, lambda folder: load_dataset(str(folder), 4)),
         Reader("reconstruction", _reconstruction, read_record),
         Reader("report", _reconstruction, _show),
+        Reader("score", _reconstruction, _score),
         Reader("repeat", _reconstruction, _repeat),
         Reader("resume", _resume, _go_on, silent=True),
+        Reader("training", _training, _read_training),
         Reader("plan", _plan, lambda folder: read_plan(folder / "plan.toml")),
         Reader("table", _table, _read_rows),
         Reader("store", _store, _read_store),

@@ -927,7 +927,9 @@ def odd_torch(rng: Random, tensors: Sequence[Packed]) -> bytes:
             ("archive/data.pkl", code),
             *((f"archive/data/{k}", one.raw) for k, one in enumerate(tensors)),
         ]
-        method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2))
+        method = rng.choice(
+            (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+        )
         return zipped(
             rng.choice(([*members, extra], [extra, *members], members[1:], members[:-1], members)),
             method,

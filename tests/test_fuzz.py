@@ -19,6 +19,7 @@ from recollect.errors import FileError
 CASES = {
     "resume": 40,
     "report": 60,
+    "score": 40,
     "plan": 80,
     "data-cifar10": 60,
     "pt": 100,

@@ -17,6 +17,7 @@ import torch
 from cases import small_mlp
 
 from recollect import FullSpace, GradientDescent, Projection, Reconstruction, Victim, reconstruct
+from recollect.attacks.problem import Problem
 from recollect.errors import DataError, FileError
 from recollect.records import (
     FACTS,
@@ -27,6 +28,8 @@ from recollect.records import (
     record_of,
     write_record,
 )
+from recollect.study.plan import read_plan
+from recollect.study.table import read_table
 from recollect.system.files import (
     check_writable,
     read_json,
@@ -34,7 +37,9 @@ from recollect.system.files import (
     tensor_bytes,
     write_files,
 )
+from recollect.truth.data.files import load_npz
 from recollect.truth.files import read_truth
+from recollect.victim.read.checkpoint import load_checkpoint
 
 ATTACK = Projection(space=FullSpace(), solver=GradientDescent(iterations=20, step_size=0.1))
 
@@ -165,10 +170,55 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_ignored(tmp_path: Path) 
     facts = json.loads(metadata["run"])
     for bad in (
         tensor_bytes({**tensors, "trace": torch.tensor(1.0, dtype=torch.float64)}, metadata),
-        tensor_bytes(tensors, {"run": json.dumps({**facts, "seconds": 10**400})}),
+        *(
+            tensor_bytes(tensors, {"run": json.dumps({**facts, "seconds": seconds})})
+            for seconds in (10**400, float("nan"), float("inf"), -1.0)
+        ),
     ):
         (tmp_path / RESUME).write_bytes(bad)
-        assert attacked().resumed_at == 0
+        fresh = attacked()
+        assert fresh.resumed_at == 0
+        assert all(stage.seconds >= 0 for stage in fresh.stages)
+
+
+def test_another_number_of_threads_is_another_computation(tmp_path: Path) -> None:
+    """It changes the order of sums. The record says how many there were."""
+    search = FullSpace()
+    one = Problem.of(small_mlp(), Projection(space=search), torch.device("cpu"))
+    names = set()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        names.add(one.fingerprint(3, 0))
+        found = reconstruct(small_mlp(), 3, ATTACK)
+        assert record_of(found, small_mlp()).facts["threads"] == threads
+    assert len(names) == 2
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A pipe would be waited for without end, and a device has no end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        for suffix in ("", ".npz", ".safetensors", ".csv", ".toml"):
+            path = tmp_path / (name + suffix)
+            if suffix:
+                path.symlink_to(tmp_path / name)
+            for read in (
+                read_json,
+                read_tensors,
+                read_plan,
+                read_table,
+                load_npz,
+                load_checkpoint,
+                *((read_truth,) if suffix in (".npz", ".safetensors") else ()),
+            ):
+                with pytest.raises(FileError, match=r"got a (pipe|device)"):
+                    read(path)
+        folder = tmp_path / f"{name}-record"
+        folder.mkdir()
+        (folder / FACTS).symlink_to(tmp_path / name)
+        with pytest.raises(FileError, match=r"got a (pipe|device)"):
+            read_record(folder)
 
 
 def test_damaged_records_are_named_errors(tmp_path: Path) -> None:
@@ -183,6 +233,7 @@ def test_damaged_records_are_named_errors(tmp_path: Path) -> None:
         json.dumps({**good, "stages": 3}),
         json.dumps({**good, "rank": "x"}),
         json.dumps({**good, "stages": [{"name": 1}]}),
+        json.dumps({**good, "stages": [{"name": "a", "iterations": 1, "seconds": 1.0}]}),
         json.dumps({**good, "notes": ["\ud800"]}),
     ):
         (tmp_path / FACTS).write_text(bad)

@@ -9,6 +9,21 @@ from __future__ import annotations
 _LONGEST = 2000
 
 
+def printable(text: str) -> str:
+    """The text as it may be shown on a terminal: whatever cannot be printed becomes an escape.
+
+    Names from files may hold control characters, and names of files may hold bytes that are no
+    text.
+    """
+    return "".join(char if char.isprintable() else _escape(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    # Python decodes a byte of a file's name that is not UTF-8 to one of these characters.
+    byte = ord(char) - 0xDC00
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else ascii(char)[1:-1]
+
+
 class RecollectError(Exception):
     """Anything that Recollect refuses or fails to do, with a message that can be shown as it is.
 
@@ -22,8 +37,7 @@ class RecollectError(Exception):
         if len(message) > _LONGEST:
             # The end is kept, because it holds the remedy.
             message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 4 :]}"
-        plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in message)
-        super().__init__(plain)
+        super().__init__(printable(message))
 
 
 class InputError(RecollectError):

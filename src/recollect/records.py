@@ -62,6 +62,12 @@ class Record:
     """Further tensors of a fresh reconstruction: coefficients and predictions."""
 
     @property
+    def run(self) -> str | None:
+        """The name of the training run of the victim, if it is known."""
+        name = self.facts.get("run")
+        return name if isinstance(name, str) else None
+
+    @property
     def withheld(self) -> dict[str, tuple[int, ...]]:
         """Points that must not be reported as recovered, by reason."""
         found: dict[str, tuple[int, ...]] = {}
@@ -90,6 +96,7 @@ def record_of(
         "input_shape": victim.input_shape,
         "options": {**dict(options or {}), **described},
         "tuning": asdict(attack.tuning) if isinstance(attack, Exact) else None,
+        "run": victim.run,
         "files": [{"path": str(path), "sha256": file_hash(Path(path))} for path in files],
         "status": found.status.name.lower(),
         "message": found.status.value,
@@ -114,6 +121,7 @@ def record_of(
         "stages": [{**asdict(stage), "loss": finite(stage.loss)} for stage in found.stages],
         "details": dict(found.details),
         "versions": versions(),
+        "threads": torch.get_num_threads(),
     }
     trace = torch.zeros(0, dtype=torch.float64) if found.trace is None else found.trace
     extra = {"coefficients": found.coefficients, "predictions": found.predictions}
@@ -234,7 +242,7 @@ def _well_formed(facts: Mapping[str, Any]) -> bool:
             isinstance(stage, dict)
             and (stage.get("loss") is None or number(stage.get("loss")))
             and number(stage.get("seconds"))
-            and {"name", "iterations"} <= set(stage)
+            and {"name", "loss", "iterations"} <= set(stage)
             for stage in stages
         )
     )
@@ -273,7 +281,10 @@ class ResumeFile:
                 )
                 for k, kept in enumerate(facts["outcomes"])
             )
-            return SavedRun(outcomes, Run.of(tensors), float(facts["seconds"]))
+            seconds = float(facts["seconds"])
+            if not (math.isfinite(seconds) and seconds >= 0):
+                return None
+            return SavedRun(outcomes, Run.of(tensors), seconds)
         return None
 
     def save(self, fingerprint: str, saved: SavedRun) -> None:

@@ -169,6 +169,21 @@ def test_a_record_is_run_again_to_the_same_bits(
         assert not again.exists()
 
 
+def test_repeating_with_other_threads_warns(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--n", 6, "--solver", "gd", "--iterations", 5]
+    told = call(capsys, "reconstruct", run, *few, "--out", tmp_path / "first")
+    assert told["threads"] == 1
+    repeat = ["reconstruct", "--from", str(tmp_path / "first" / "reconstruct.json"), "--out"]
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        capsys.readouterr()
+        assert main([*repeat, str(tmp_path / str(threads))]) == 0
+        warned = "set OMP_NUM_THREADS=1 for the same bits" in capsys.readouterr().err
+        assert warned == (threads == 2)
+
+
 OWN = """
 from dataclasses import dataclass
 
@@ -540,6 +555,7 @@ def test_ctrl_c_keeps_the_best_and_running_again_resumes(run: Path, tmp_path: Pa
         "from recollect.solve.gradient_descent import GradientDescent\n"
         # Whoever starts the tests in the background has told them to ignore Ctrl-C.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "step, steps = GradientDescent.step, 0\n"
         "def counted(*arguments):\n"
         "    global steps\n"
@@ -561,7 +577,8 @@ def test_ctrl_c_keeps_the_best_and_running_again_resumes(run: Path, tmp_path: Pa
         "--json",
         "--out",
     ]
-    for kind in ("SIGINT", "SIGTERM"):
+    codes = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
+    for kind, code in codes.items():
         out = str(tmp_path / kind)
         stopped = subprocess.run(
             [sys.executable, "-c", cut_short, kind, *arguments, out],
@@ -569,7 +586,7 @@ def test_ctrl_c_keeps_the_best_and_running_again_resumes(run: Path, tmp_path: Pa
             text=True,
             check=False,
         )
-        assert stopped.returncode == 130, stopped.stderr
+        assert stopped.returncode == code, stopped.stderr
         answer = json.loads(stopped.stdout)
         assert answer["status"] == "interrupted"
         assert answer["stages"][0]["iterations"] == 136
@@ -587,7 +604,7 @@ def test_ctrl_c_keeps_the_best_and_running_again_resumes(run: Path, tmp_path: Pa
         check=True,
     )
     straight = load_file(tmp_path / "straight" / "reconstruction.safetensors")
-    for kind in ("SIGINT", "SIGTERM"):
+    for kind in codes:
         cut = load_file(tmp_path / kind / "reconstruction.safetensors")
         assert all(torch.equal(cut[name], straight[name]) for name in straight)
 

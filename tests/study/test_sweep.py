@@ -482,6 +482,49 @@ def test_killed_ten_times_it_gives_the_same_table(tmp_path: Path) -> None:
     assert any(0 < count < 20 for count in done)
 
 
+def _listening() -> None:
+    """Whoever starts the tests in the background has told them to ignore some signals."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _any_of_group(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_workers_too_and_keeps_what_is_done(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    path, out = plan(tmp_path), tmp_path / "out"
+    process = subprocess.Popen(
+        sweep_command(path, out, "--workers", "2", "--json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_listening,
+    )
+    while process.poll() is None and not list(out.glob("results/*.json")):
+        time.sleep(0.005)
+    os.killpg(process.pid, number)
+    answer, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    assert "interrupted; " in said
+    done = json.loads(answer)["done"]
+    assert 0 < done <= len(list(out.glob("results/*.json"))) < 20
+    until = time.monotonic() + 30
+    while _any_of_group(process.pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not _any_of_group(process.pid)
+    assert all(Store(out).has(job) for job, _, _ in Store(out).results())
+
+
 def test_dry_run_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = plan(tmp_path), tmp_path / "out"
     assert main(["sweep", str(path), "--out", str(out), "--dry-run", "--json"]) == 0

@@ -244,8 +244,7 @@ class Problem:
             search = replace(search, solver=replace(search.solver, iterations=1))
         facts = (
             f"{_ALGORITHM} {self.victim.network.identity} {search} {n} {seed} {at_once} "
-            f"{self.device.type} "
-            f"{torch.__version__}"
+            f"{self.device.type} {torch.get_num_threads()} {torch.__version__}"
         )
         content = hashlib.sha256(facts.encode())
         tensors = [*(self.victim.theta_0 or {}).items(), *self.victim.theta_f.items()]

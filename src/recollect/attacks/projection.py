@@ -98,14 +98,20 @@ def _restarts(
         which = (
             f"start {some[0] + 1}" if len(some) == 1 else f"starts {some[0] + 1} to {some[-1] + 1}"
         )
-        outcome = runs.descend(
-            which,
-            solver,
-            objective,
-            problem.geometry,
-            Z[0] if len(some) == 1 else Z,
-            tolerance=problem.search.tolerance,
-        )
+        try:
+            outcome = runs.descend(
+                which,
+                solver,
+                objective,
+                problem.geometry,
+                Z[0] if len(some) == 1 else Z,
+                tolerance=problem.search.tolerance,
+            )
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            best = replace(best, status=Status.INTERRUPTED)
+            break
         name = f"{solver.name}, {which}"
         stages += (
             Stage(name, outcome.loss, outcome.iterations, outcome.seconds, outcome.status.value),

@@ -29,8 +29,8 @@ def reconstruct(
     resume: ResumeSlot | None = None,
     deadline: float = math.inf,
 ) -> Reconstruction:
-    """Reconstruct n training inputs from a victim. The same victim, options, seed and machine give
-    bitwise identical results.
+    """Reconstruct n training inputs from a victim. The same victim, options, seed, machine and
+    number of threads give bitwise identical results.
 
     Parameters
     ----------

@@ -1,13 +1,11 @@
 """The command line `recollect`.
 
-Exit codes: 0 success, 1 the run failed, 2 bad usage or bad input, 130 interrupted.
+Exit codes: 0 success, 1 the run failed, 2 bad usage or bad input; interrupted by SIGINT (Ctrl-C)
+130, by SIGTERM 143, by SIGHUP 129.
 """
 
 from __future__ import annotations
 
-import io
-import os
-import signal
 import sys
 import warnings
 from typing import TextIO
@@ -24,24 +22,47 @@ from recollect.cli import (  # noqa: F401  (they register their commands)
     study,
 )
 from recollect.cli.common import app
-from recollect.errors import RecollectError, RecollectWarning
+from recollect.cli.streams import lasting_streams
+from recollect.errors import RecollectError, RecollectWarning, printable
+from recollect.system.signals import Received, exit_code, interrupts
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Every error ends in one readable line and an exit code; a traceback is a
     bug."""
-    if not callable(signal.getsignal(signal.SIGTERM)):
-        signal.signal(
-            signal.SIGTERM, signal.default_int_handler
-        )  # SIGTERM acts like Ctrl-C, so that the best result so far is kept.
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", RecollectWarning)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # A character that the terminal cannot show becomes a question mark.
-    given = sys.argv[1:] if arguments is None else arguments
+    with lasting_streams() as stdout, interrupts() as received:
+        code = _ended(sys.argv[1:] if arguments is None else arguments, received)
+        received.over = True
+        stdout.flush()
+        if stdout.failure is not None and code == 0:
+            code = _fail(f"expected to write to stdout, got: {stdout.failure}; free space", 1)
+        # A command that was interrupted may still have ended in order, with what it had found.
+        return code if received.exit_code is None else received.exit_code
+
+
+def _ended(given: list[str], received: Received) -> int:
+    """Run the command, and turn every error into a message and an exit code."""
+    try:
+        return _command(given)
+    except KeyboardInterrupt as stop:
+        return _fail(_interrupted(received), exit_code(stop))
+    except Exception:
+        if received.exit_code is None:
+            raise
+        # A library that is interrupted may raise an error of its own.
+        return _fail(_interrupted(received), received.exit_code)
+
+
+def _interrupted(received: Received) -> str:
+    names = ", ".join(dict.fromkeys(str(path) for path in received.written))
+    return (
+        f"interrupted; {f'these files were written: {names}' if names else 'nothing was written'}"
+    )
+
+
+def _command(given: list[str]) -> int:
     try:
         code = app(
             given,
@@ -57,8 +78,6 @@ def main(arguments: list[str] | None = None) -> int:
         )
     except RecollectError as error:
         return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written", 130)
     except (MemoryError, RuntimeError) as error:
         from recollect.system.device import is_out_of_memory
 
@@ -70,9 +89,6 @@ def main(arguments: list[str] | None = None) -> int:
             "--parameters last, or --device cpu if this was a GPU",
             1,
         )
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         return _fail(
             f"expected files that can be read and written, got: {error.strerror or error}; check "
@@ -90,11 +106,10 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     if issubclass(category, RecollectWarning):
-        sys.stderr.write(f"recollect: warning: {message}\n")
+        sys.stderr.write(f"recollect: warning: {printable(str(message))}\n")
 
 
 def _fail(message: str, code: int) -> int:
     # The message must be one line, even if it quotes a name from a hostile file.
-    line = "".join(letter if letter.isprintable() else " " for letter in message)
-    sys.stderr.write(f"recollect: {line}\n")
+    sys.stderr.write(f"recollect: {printable(message)}\n")
     return code

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     TaskProgressColumn,
@@ -21,6 +22,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
+from recollect.errors import printable
 from recollect.system.progress import Report
 
 _PATIENCE = 2.0
@@ -29,12 +31,16 @@ _PATIENCE = 2.0
 
 class Terminal:
     """Writes to stdout and stderr. If `json` is set, everything for people goes to stderr, and
-    stdout holds one JSON object and nothing else."""
+    stdout holds one JSON object and nothing else.
+
+    Text may quote names from files and of files, which are shown and not obeyed: control characters
+    are written as escapes.
+    """
 
     def __init__(self, *, json: bool = False) -> None:
         self._json = json
-        self._out = Console(stderr=json, highlight=False, soft_wrap=True)
-        self._err = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._out = Console(stderr=json, highlight=False, soft_wrap=True, emoji=False)
+        self._err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
     @property
     def interactive(self) -> bool:
@@ -42,10 +48,10 @@ class Terminal:
         return self._err.is_terminal
 
     def say(self, text: str) -> None:
-        self._out.print(text, markup=False)
+        self._out.print(printable(text), markup=False)
 
     def note(self, text: str) -> None:
-        self._err.print(text, markup=False)
+        self._err.print(printable(text), markup=False)
 
     def table(self, rows: Mapping[str, object], title: str | None = None) -> None:
         table = Table(
@@ -54,7 +60,7 @@ class Terminal:
         table.add_column(style="dim")
         table.add_column(overflow="fold")
         for name, value in rows.items():
-            table.add_row(Text(name), Text(str(value)))
+            table.add_row(Text(printable(name)), Text(printable(str(value))))
         self._out.print(table)
 
     def answer(self, content: Mapping[str, Any]) -> None:
@@ -86,7 +92,7 @@ class Terminal:
             if not shown and time.perf_counter() - began > _PATIENCE:
                 bar.start()
                 shown = True
-            bar.update(handle, completed=done, message=message)
+            bar.update(handle, completed=done, message=escape(printable(message)))
 
         try:
             yield report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from recollect.cli.common import (
 )
 from recollect.cli.console import Terminal
 from recollect.cli.flags import flags, given
-from recollect.errors import FileError, OptionError, RunError
+from recollect.errors import FileError, OptionError, RecollectWarning, RunError
 from recollect.options import AUTO, build, home, option, schema, words
 from recollect.victim.options import NetworkOptions
 
@@ -93,8 +94,8 @@ def reconstruct(
     set
         NAME=VALUE: an option of an attack of your own. May be given several times.
     from_
-        A reconstruct.json: run the same again, to the same bits. Code that it names (--model,
-        --attack) runs only if you name it again.
+        A reconstruct.json: run the same again, to the same bits on the same machine with as many
+        threads. Code that it names (--model, --attack) runs only if you name it again.
     resume
         Go on from the checkpoint in --out if it is of the same run.
     """
@@ -127,8 +128,8 @@ def reconstruct(
         attack = replace(attack, tuning=tuning)
     where = choose_device(options.device)
     check_writable(out)
-    victim = load_victim(paths, network)
     _protect(paths, out)
+    victim = load_victim(paths, network)
     announce_svd(terminal, victim)
     found = run_attack(
         victim,
@@ -252,8 +253,23 @@ def repeated(
         for name, value in options.items()
         if name != "checkpoints" and (name in known or external)
     }
+    _warn_of_threads(facts.get("threads"))
     tuning = facts.get("tuning")
     return tuple(map(Path, paths)), kept, _tuning(tuning) if isinstance(tuning, dict) else None
+
+
+def _warn_of_threads(recorded: object) -> None:
+    """Warn if torch uses another number of threads here than in the recorded run."""
+    import torch
+
+    now = torch.get_num_threads()
+    if isinstance(recorded, int) and recorded != now:
+        warnings.warn(
+            f"expected as many threads as in the recorded run, {recorded}, got {now}, and the "
+            f"result may differ; set OMP_NUM_THREADS={recorded} for the same bits",
+            RecollectWarning,
+            stacklevel=2,
+        )
 
 
 def _tuning(facts: Mapping[str, Any]) -> Tuning:
@@ -312,9 +328,13 @@ def _tell(terminal: Terminal, found: Reconstruction, out: Path) -> None:
 
 
 def _protect(paths: tuple[Path, ...], out: Path) -> None:
-    """Refuse a folder --out in which an input file would be overwritten."""
+    """Refuse input files that the record could not name, and a folder --out in which one would be
+    overwritten."""
     from recollect.records import FACTS, RESUME, TENSORS
+    from recollect.system.files import check_name
 
+    for path in paths:
+        check_name(path)
     ours = {(out / name).resolve() for name in (TENSORS, FACTS, RESUME)}
     for path in paths:
         if path.resolve() in ours:

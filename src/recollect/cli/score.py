@@ -22,11 +22,13 @@ def evaluate(folder: Folder, *, truth: TruthFile, json: Json = False) -> int:
     Example: recollect evaluate run/found --truth run/truth.safetensors
     """
     from recollect.records import read_record
-    from recollect.truth.files import read_truth
+    from recollect.truth.files import check_run, read_truth
     from recollect.truth.metrics import evaluate as score_of
 
     terminal = Terminal(json=json)
-    score = score_of(read_record(folder), read_truth(truth).inputs)
+    record, known = read_record(folder), read_truth(truth)
+    check_run(known, record.run)
+    score = score_of(record, known.inputs)
     chance = score.chance
     median, worst = float(score.errors.median()), float(score.errors.max())
 
@@ -61,7 +63,7 @@ def report(folder: Folder, *, truth: TruthFile | None = None, json: Json = False
     from recollect.records import read_record
     from recollect.report.html import render, summary
     from recollect.system.files import write_bytes
-    from recollect.truth.files import read_truth
+    from recollect.truth.files import check_run, read_truth
     from recollect.truth.metrics import evaluate as score_of
 
     terminal = Terminal(json=json)
@@ -73,6 +75,8 @@ def report(folder: Folder, *, truth: TruthFile | None = None, json: Json = False
         )
     record = read_record(folder)
     known = None if truth is None else read_truth(truth)
+    if known is not None:
+        check_run(known, record.run)
     score = None if known is None else score_of(record, known.inputs)
     path = folder / "report.html"
     write_bytes(path, render(record, known, score).encode(errors="replace"))

@@ -96,7 +96,7 @@ def sweep(
     code, told = _run(
         terminal, jobs, store, tasks_of(jobs, store, machine, sources), carrier, slots, keep_victims
     )
-    if code != 130:
+    if "interrupted" not in told:
         terminal.say(f"The table: recollect export {out} --out {out}.csv")
     terminal.answer(told)
     return code
@@ -218,7 +218,7 @@ def figure(
             raise OptionError(
                 f"expected results of {plans} in {runs}, got none; run `recollect sweep` first"
             )
-        if code == 130:
+        if "interrupted" in told:
             terminal.answer(told)
             return code
         if name in catalogue.PICTURES:
@@ -279,10 +279,11 @@ def _run(
     slots: int,
     keep_victims: bool,
 ) -> tuple[int, dict[str, Any]]:
-    """The exit code (0 all jobs are done, 1 some failed, 130 interrupted), and the content of the
-    JSON answer."""
+    """The exit code (0 all jobs are done, 1 some failed, or that of an interruption), and the
+    content of the JSON answer."""
     from recollect.study.perform import Task
     from recollect.study.sweep import Sweep
+    from recollect.system.signals import exit_code
 
     trainings, attacks = tasks
     began = time.perf_counter()
@@ -298,13 +299,13 @@ def _run(
             failures = _carried_out(
                 terminal, Sweep(store, keep_victims), trainings, attacks, engine
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         done = sum(store.has(job) for job in jobs)
         terminal.note(
             f"recollect: interrupted; {done} of {len(jobs)} jobs are done: run the same command to "
             "go on"
         )
-        return 130, {"jobs": len(jobs), "done": done, "interrupted": True}
+        return exit_code(stop), {"jobs": len(jobs), "done": done, "interrupted": True}
     for job, error in failures.items():
         terminal.note(f"failed: {job.name} ({Task(job, False, store.folder, '')}): {error}")
     done, spent = sum(store.has(job) for job in jobs), time.perf_counter() - began

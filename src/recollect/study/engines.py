@@ -16,12 +16,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 from recollect.study.perform import Task, perform
+from recollect.system.signals import blocked, leave_to_parent
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,9 @@ class LocalEngine:
         process = context.Process(
             target=work, args=(there, self._threads, gpu, os.getpid()), daemon=True
         )
-        process.start()
+        resource_tracker.ensure_running()  # it would unblock signals if it were started below
+        with blocked():  # until the worker says what it does about them
+            process.start()
         there.close()
         return _Worker(process, here)
 
@@ -149,7 +153,7 @@ def work(pipe: Connection, threads: int, gpu: str | None, parent: int) -> None:
 
     The worker ends when its parent process ends, for whatever reason.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    leave_to_parent()
     _end_with(parent)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu

@@ -11,17 +11,19 @@ from typing import Any
 
 import torch
 
+from recollect.attacks.problem import read_basis
 from recollect.attacks.reconstruct import reconstruct
 from recollect.attacks.result import Reconstruction
-from recollect.errors import FileError, RecollectWarning
+from recollect.errors import DataError, InputError, RecollectWarning
+from recollect.examine.subspace import check_basis
 from recollect.records import finite
 from recollect.shapes import Float, Tensor
 from recollect.solve.loop import Status
 from recollect.study.job import Job
-from recollect.study.store import Store
+from recollect.study.store import Store, check_value
 from recollect.system.device import choose_device
-from recollect.system.files import read_json, read_tensors
-from recollect.truth.files import read_truth
+from recollect.system.files import read_json
+from recollect.truth.files import check_run, read_truth
 from recollect.truth.metrics import evaluate
 from recollect.truth.recipe import make
 from recollect.victim.victim import Victim
@@ -64,8 +66,18 @@ def perform(task: Task) -> None:
             _attack(store, job, device)
 
 
+TOLD: dict[str, type] = {
+    "mse": float,
+    "steps": int,
+    "learning_rate": float,
+    "gap_rank": int,
+    "seconds": float,
+}
+"""What a result repeats of the record of training, with its types."""
+
+
 @dataclass(frozen=True)
-class _Trained:
+class Trained:
     """A trained victim from the store, with its training record and the true data."""
 
     victim: Victim
@@ -74,19 +86,27 @@ class _Trained:
     basis: Float[Tensor, "d r"]
 
     @classmethod
-    def read(cls, folder: Path) -> _Trained:
+    def read(cls, folder: Path) -> Trained:
         facts = read_json(folder / "train.json")
+        for name, kind in TOLD.items():
+            check_value(name, kind, facts.get(name))
         truth = read_truth(folder / "truth.safetensors")
-        basis = read_tensors(folder / "basis.safetensors")[0]["U"]
         victim = Victim.load(folder / "init.safetensors", folder / "trained.safetensors")
+        check_run(truth, victim.run)
+        if truth.inputs.shape[1] != victim.d:
+            raise DataError(
+                f"expected true inputs of the network's {victim.d} dimensions in {folder}, got "
+                f"{truth.inputs.shape[1]}; train the victim again"
+            )
+        basis = check_basis(read_basis(folder / "basis.safetensors"), victim.d)
         return cls(victim, facts, truth.inputs, basis)
 
 
-def _read(store: Store, job: Job) -> _Trained:
+def _read(store: Store, job: Job) -> Trained:
     """The victim of a job. A damaged victim is deleted, so that the next try trains it again."""
     try:
-        return _Trained.read(store.victim(job))
-    except (FileError, KeyError):
+        return Trained.read(store.victim(job))
+    except InputError:
         store.drop_victim(job)
         raise
 
@@ -106,16 +126,16 @@ def _attack(store: Store, job: Job, device: torch.device) -> None:
     result = {
         **_scored(found, trained.truth),
         "outputs": trained.victim.c,
-        "training_mse": trained.facts["mse"],
-        "training_steps": trained.facts["steps"],
-        "training_step_size": trained.facts["learning_rate"],
-        "gap_rank": trained.facts["gap_rank"],
+        "training_mse": trained.facts.get("mse"),
+        "training_steps": trained.facts.get("steps"),
+        "training_step_size": trained.facts.get("learning_rate"),
+        "gap_rank": trained.facts.get("gap_rank"),
         "device": device.type,
         "torch": torch.__version__,
     }
     spent = {
         "attack_seconds": time.perf_counter() - began,
-        "training_seconds": trained.facts["seconds"],
+        "training_seconds": trained.facts.get("seconds"),
     }
     store.keep(job, result, spent, found.inputs)
 

@@ -29,6 +29,7 @@ from typing import Any
 from recollect.attacks.options import FullSpace
 from recollect.errors import FileError, OptionError
 from recollect.study.job import Job, study_schema
+from recollect.system.files import not_a_file
 
 _MOST = 20_000
 _LARGEST = 2**18
@@ -39,6 +40,8 @@ _LONGEST = 2000
 
 def read_plan(path: Path) -> tuple[Job, ...]:
     """The jobs of a plan without duplicates, grouped by victim, otherwise in the file's order."""
+    if (other := not_a_file(path)) is not None:
+        raise FileError(f"expected a plan at {path}, got {other}; check the path")
     try:
         text = path.read_text(encoding="utf-8")
         if len(text) > _LARGEST or max(map(len, text.splitlines()), default=0) > _LONGEST:

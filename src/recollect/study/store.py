@@ -74,7 +74,7 @@ class Store:
         self,
         job: Job,
         result: dict[str, Any],
-        seconds: dict[str, float],
+        seconds: dict[str, float | None],
         points: Float[Tensor, "n d"],
     ) -> None:
         if job.keep_points:

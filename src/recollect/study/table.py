@@ -13,7 +13,7 @@ from recollect.errors import FileError, OptionError
 from recollect.options import AUTO
 from recollect.study.job import Job, column_kinds, default_columns, study_schema
 from recollect.study.store import RESULTS, Store, check_value
-from recollect.system.files import write_bytes
+from recollect.system.files import not_a_file, write_bytes
 
 Row = dict[str, Any]
 SECONDS = ("attack_seconds", "training_seconds")
@@ -111,6 +111,8 @@ def _parquet_bytes(rows: Sequence[Row]) -> bytes:
 
 def read_table(path: Path) -> list[Row]:
     """Read a table that `write_table` wrote as .csv."""
+    if (other := not_a_file(path)) is not None:
+        raise FileError(f"expected a table at {path}, got {other}; make it with `recollect export`")
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             lines = csv.reader(stream)

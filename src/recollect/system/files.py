@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import stat
 import tempfile
 import time
 import zipfile
@@ -25,6 +26,7 @@ import safetensors.torch
 from torch import Tensor
 
 from recollect.errors import FileError
+from recollect.system.signals import note_written, postponed
 
 _TEMPORARY = ".recollect-"
 """Part of the name of every temporary file, so that the files of a killed run can be distinguished
@@ -38,8 +40,15 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
     one by one.
 
     If one of them cannot be written, no target is changed. After a crash between two renames, some
-    of the targets are new and the others old.
+    of the targets are new and the others old. A signal that asks the process to end waits until all
+    of them are written.
     """
+    with postponed():
+        _write(contents)
+        note_written(contents)
+
+
+def _write(contents: Mapping[Path, bytes]) -> None:
     staged: dict[Path, str] = {}
     made = [
         folder
@@ -52,11 +61,7 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder")
-            for left in path.parent.glob(f".{glob.escape(path.name)}{_TEMPORARY}*"):
-                if _abandoned(left):
-                    left.unlink(missing_ok=True)
-            prefix = f".{path.name}{_TEMPORARY}{_WRITER}{os.getpid()}-"
-            handle, staged[path] = tempfile.mkstemp(dir=path.parent, prefix=prefix)
+            handle, staged[path] = _temporary(path)
             with os.fdopen(handle, "wb") as stream:
                 stream.write(content)
                 stream.flush()
@@ -83,6 +88,16 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
         raise
 
 
+def _temporary(path: Path) -> tuple[int, str]:
+    """A new temporary file beside the target, open for writing. Those that killed runs left for the
+    same target are removed."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}{_TEMPORARY}*"):
+        if _abandoned(left):
+            left.unlink(missing_ok=True)
+    prefix = f".{path.name}{_TEMPORARY}{_WRITER}{os.getpid()}-"
+    return tempfile.mkstemp(dir=path.parent, prefix=prefix)
+
+
 def _abandoned(temporary: Path) -> bool:
     """Whether the writer of the file was killed: its process on this machine has ended, or the file
     is from another machine and more than a day old."""
@@ -105,19 +120,23 @@ def _abandoned(temporary: Path) -> bool:
 def check_writable(folder: Path) -> None:
     """Raise a `FileError` if no files can be written to the folder. This is checked before a long
     run and leaves nothing behind."""
+    check_name(folder)
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe."):
-            pass
-    except OSError as error:
-        raise FileError(
-            f"expected a folder to write to, got {folder}: {error.strerror}; choose another --out"
-        ) from None
-    finally:
-        for parent in made:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
+    with postponed():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle, name = _temporary(folder / "probe")
+            os.close(handle)
+            os.unlink(name)
+        except OSError as error:
+            raise FileError(
+                f"expected a folder to write to, got {folder}: {error.strerror}; choose another "
+                "--out"
+            ) from None
+        finally:
+            for parent in made:
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
 
 
 def _umask() -> int:
@@ -134,7 +153,33 @@ def json_bytes(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
+def not_a_file(path: Path) -> str | None:
+    """What is at the path instead of a regular file; None if there is one.
+
+    Every reader asks this first: a pipe would be waited for without end, and a device such as
+    /dev/zero has no end.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # no path holds a null character
+        return "nothing there"
+    except OSError as error:
+        return f"an error: {error.strerror}"
+    kinds = {stat.S_IFREG: None, stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
+    return kinds.get(stat.S_IFMT(mode), "a device or a socket")
+
+
+def check_name(path: Path) -> None:
+    """Raise a `FileError` if the path is not UTF-8, since records could not name it, or cannot be
+    one at all."""
+    name = os.fspath(path)
+    if "\0" in name or name != name.encode(errors="replace").decode():
+        raise FileError(f"expected a path in UTF-8, got {path}; rename the file or the folder")
+
+
 def read_json(path: Path) -> dict[str, Any]:
+    if (other := not_a_file(path)) is not None:
+        raise FileError(f"expected a JSON file at {path}, got {other}; check the path")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(
@@ -163,11 +208,21 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | No
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a `.safetensors` file. The format contains no code, and the
     reader checks every offset."""
-    if not path.is_file():
-        raise FileError(f"expected a file at {path}, got nothing there; check the path")
+    return _read_safetensors(path, tensors=True)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a `.safetensors` file, without its tensors."""
+    return _read_safetensors(path, tensors=False)[1]
+
+
+def _read_safetensors(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
+    if (other := not_a_file(path)) is not None:
+        raise FileError(f"expected a .safetensors file at {path}, got {other}; check the path")
+    check_name(path)
     try:
         with safetensors.safe_open(path, framework="pt") as stream:
-            names = stream.keys()
+            names = stream.keys() if tensors else ()
             return {name: stream.get_tensor(name) for name in names}, dict(stream.metadata() or {})
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise FileError(

@@ -6,6 +6,8 @@ for the attack.
         inputs n×d, targets n×c, norms; how pixels were standardised
 `basis.safetensors`                         U, d×r
 `train.json`                                options and how training went
+
+All but the basis hold the name of the run, by which files of two runs in one folder are noticed.
 """
 
 from __future__ import annotations
@@ -25,13 +27,20 @@ from recollect.examine.subspace import spectrum
 from recollect.options import words
 from recollect.records import SCHEMA, finite, versions
 from recollect.shapes import Float, Tensor
-from recollect.system.files import json_bytes, read_tensors, tensor_bytes, write_files
+from recollect.system.files import (
+    json_bytes,
+    read_metadata,
+    read_tensors,
+    tensor_bytes,
+    write_files,
+)
 from recollect.truth.data.files import load_npz
 from recollect.truth.images import PixelSpace
 from recollect.truth.recipe import Made
 from recollect.victim.mlp import MLP
-from recollect.victim.read.infer import Architecture
+from recollect.victim.read.infer import METADATA_KEY, Architecture
 
+INIT, TRAINED, TRUTH = "init.safetensors", "trained.safetensors", "truth.safetensors"
 _NUMBERS = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -45,6 +54,8 @@ class Truth:
     inputs: Float[Tensor, "n d"]
     norms: Float[Tensor, " n"]
     pixel_space: PixelSpace | None
+    run: str | None = None
+    """The name of the training run that it belongs to. None: not known."""
 
 
 def write_training(folder: Path, made: Made) -> dict[str, Any]:
@@ -54,21 +65,22 @@ def write_training(folder: Path, made: Made) -> dict[str, Any]:
     network = victim.network
     if victim.theta_0 is None or not isinstance(network, MLP):
         raise TypeError("a trained victim has θ0 and is an MLP")
-    run = hashlib.sha256(
-        tensor_bytes(victim.theta_0) + tensor_bytes({"inputs": data.inputs})
-    ).hexdigest()[:16]
+    truth = {"inputs": data.inputs, "targets": data.targets, "norms": data.norms}
+    packed = (tensor_bytes(tensors) for tensors in (victim.theta_0, victim.theta_f, truth))
+    run = hashlib.sha256(b"".join(packed)).hexdigest()[:16]
     metadata = Architecture(
         activation=network.activation, input_shape=data.input_shape, run=run
     ).to_metadata()
     space = data.pixel_space
     pixels = None if space is None else {"shape": space.shape, "mean": space.mean, "std": space.std}
-    truth = {"inputs": data.inputs, "targets": data.targets, "norms": data.norms}
-    facts = training_facts(made)
+    # One entry: several would be written in an order that changes from run to run.
+    about_truth = {METADATA_KEY: json.dumps({"run": run, "pixels": pixels})}
+    facts = {**training_facts(made), "run": run}
     write_files(
         {
-            folder / "init.safetensors": tensor_bytes(victim.theta_0, metadata),
-            folder / "trained.safetensors": tensor_bytes(victim.theta_f, metadata),
-            folder / "truth.safetensors": tensor_bytes(truth, {"pixels": json.dumps(pixels)}),
+            folder / INIT: tensor_bytes(victim.theta_0, metadata),
+            folder / TRAINED: tensor_bytes(victim.theta_f, metadata),
+            folder / TRUTH: tensor_bytes(truth, about_truth),
             folder / "basis.safetensors": tensor_bytes({"U": data.basis}),
             folder / "train.json": json_bytes(facts),
         }
@@ -171,7 +183,53 @@ def read_truth(path: Path) -> Truth:
     norms = tensors.get("norms")
     if norms is None or norms.shape != inputs.shape[:1] or norms.dtype not in _NUMBERS:
         norms = torch.linalg.vector_norm(inputs, dim=1)
-    return Truth(inputs, norms.double(), _pixel_space(metadata, inputs.shape[1]))
+    about = _about(metadata)
+    run = about.get("run")
+    run = run if isinstance(run, str) else None
+    if run is not None:
+        _check_neighbour(path, run)
+    return Truth(inputs, norms.double(), _pixel_space(about.get("pixels"), inputs.shape[1]), run)
+
+
+def _about(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The run and the pixels of a truth file. Files from before it named the run have the pixels
+    alone. The metadata of other people's files may be anything."""
+    try:
+        if METADATA_KEY in metadata:
+            content = json.loads(metadata[METADATA_KEY])
+        else:
+            content = {"pixels": json.loads(metadata.get("pixels", "null"))}
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def check_run(truth: Truth, run: str | None) -> None:
+    """Raise a `DataError` if the truth belongs to another training run than the one named.
+
+    Names that are not known, as those of other people's files, are no reason to refuse.
+    """
+    if None not in (truth.run, run) and truth.run != run:
+        raise DataError(
+            f"expected the truth of training run {run}, got that of run {truth.run}; give the "
+            "truth that belongs to the attacked weights, or train and reconstruct again"
+        )
+
+
+def _check_neighbour(path: Path, run: str) -> None:
+    """Raise a `DataError` if the trained weights in the same folder are of another training run.
+
+    That happens if `recollect train` is killed while it replaces the files of an earlier run.
+    """
+    try:
+        beside = Architecture.from_metadata(read_metadata(path.with_name(TRAINED))).run
+    except FileError:  # there are none, or they are damaged, which is not the matter here
+        return
+    if beside not in (None, run):
+        raise DataError(
+            f"expected {path} and {TRAINED} beside it of one training run, got those of two: "
+            f"{run} and {beside}; train again"
+        )
 
 
 def _described(tensor: Tensor | None) -> str:
@@ -182,14 +240,13 @@ def _described(tensor: Tensor | None) -> str:
     )
 
 
-def _pixel_space(metadata: Mapping[str, str], d: int) -> PixelSpace | None:
+def _pixel_space(facts: Any, d: int) -> PixelSpace | None:
+    if facts is None:
+        return None
     try:
-        facts = json.loads(metadata.get("pixels", "null"))
-        if facts is None:
-            return None
         channels, height, width = (int(size) for size in facts["shape"])
         space = PixelSpace((channels, height, width), float(facts["mean"]), float(facts["std"]))
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
     fits = channels in (1, 3) and height > 0 and width > 0 and channels * height * width == d
     return space if fits and 0 < space.std < 1e6 and abs(space.mean) < 1e6 else None

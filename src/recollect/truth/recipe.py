@@ -90,7 +90,7 @@ class Recipe:
     )
     seed: int = option(
         0,
-        help="Same seed, same machine, same bits.",
+        help="Same seed, same machine, same number of threads: same bits.",
         column="training_seed",
         least=0,
         most=2**32 - 1,

@@ -37,6 +37,8 @@ class Victim:
     input_shape
         The shape of one input (channels first). A torch module gets inputs of this shape, and
         images are shown in it.
+    run
+        The name of the training run, which the files of `recollect train` share. None: not known.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Victim:
         theta_f: Theta,
         *,
         input_shape: tuple[int, ...] | None = None,
+        run: str | None = None,
     ) -> None:
         self.network: Network = (
             ModuleNetwork(model, theta_f, input_shape) if isinstance(model, nn.Module) else model
@@ -53,6 +56,7 @@ class Victim:
         self.theta_0 = None if theta_0 is None else dict(theta_0)
         self.theta_f = dict(theta_f)
         self.input_shape = input_shape
+        self.run = run
         _check_names(self.network, self.theta_f)
         if self.theta_0 is not None:
             _check_same(self.theta_0, self.theta_f)
@@ -106,11 +110,12 @@ class Victim:
                 None if theta_0 is None else _check_model(model, theta_0),
                 theta_f,
                 input_shape=shape,
+                run=architecture.run,
             )
         network = infer_network(theta_f, activation or architecture.activation)
         if shape is not None and torch.Size(shape).numel() != network.d:
             shape = None
-        return cls(network, theta_0, theta_f, input_shape=shape)
+        return cls(network, theta_0, theta_f, input_shape=shape, run=architecture.run)
 
     @property
     def d(self) -> int:

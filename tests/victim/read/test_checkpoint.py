@@ -43,6 +43,39 @@ def test_both_formats_give_the_same_victim(tmp_path: Path) -> None:
         assert torch.equal(change, from_safetensors.delta([name])[name])
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_in_a_compressed_member_is_a_named_error(tmp_path: Path, method: int) -> None:
+    """Each method of compression raises errors of its own."""
+    torch.save(weights(), tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as archive:
+        members = [(name, archive.read(name)) for name in archive.namelist()]
+    with zipfile.ZipFile(tmp_path / "w.pt", "w", method) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+        start = archive.infolist()[-1].header_offset
+    content = bytearray((tmp_path / "w.pt").read_bytes())
+    for damage in (bytes(8), b"\xff" * 8):
+        for place in (*range(40, 200, 20), *range(start + 30, start + 120, 20)):
+            damaged = content[:place] + damage + content[place + len(damage) :]
+            (tmp_path / "w.pt").write_bytes(damaged)
+            with pytest.raises(CheckpointError, match="expected"):
+                load_checkpoint(tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("flag", [0x1, 0x40])
+def test_an_encrypted_member_is_a_named_error(tmp_path: Path, flag: int) -> None:
+    torch.save(weights(), tmp_path / "w.pt")
+    content = bytearray((tmp_path / "w.pt").read_bytes())
+    for mark, offset in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        place = content.find(mark)
+        while place >= 0:
+            content[place + offset] |= flag
+            place = content.find(mark, place + 1)
+    (tmp_path / "w.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match="expected a whole"):
+        load_checkpoint(tmp_path / "w.pt")
+
+
 @pytest.mark.parametrize(
     "name", ["last.ckpt", "checkpoint.pth.tar", "model.pkl", "model.PT", "w.bin", "noname", "w.pt"]
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from recollect.errors import DataError
-from recollect.system.files import read_member
+from recollect.system.files import not_a_file, read_member
 from recollect.truth.data.dataset import check_size, equal_counts
 
 _LIMIT = 8 * 2**30
@@ -30,8 +30,8 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an `.npz` file. Pickled objects are refused, and so is an archive that unpacks
     to too many bytes."""
-    if not path.is_file():
-        raise DataError(f"expected an .npz file at {path}, got nothing there; check the path")
+    if (other := not_a_file(path)) is not None:
+        raise DataError(f"expected an .npz file at {path}, got {other}; check the path")
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()

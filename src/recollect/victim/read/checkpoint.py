@@ -17,7 +17,7 @@ from torch import nn
 
 from recollect.errors import CheckpointError, FileError
 from recollect.shapes import Tensor
-from recollect.system.files import read_tensors
+from recollect.system.files import not_a_file, read_tensors
 from recollect.victim.read.pickles import Asked, Forbidden, Name
 from recollect.victim.read.torch_file import TorchFile, open_torch_file
 
@@ -61,11 +61,8 @@ def read_checkpoint(source: Source) -> Checkpoint:
     if not isinstance(source, str | Path):
         return _from_memory(source)
     path = Path(source)
-    if not path.is_file():
-        raise CheckpointError(
-            f"expected a checkpoint at {path}, got "
-            f"{'a folder' if path.is_dir() else 'nothing there'}; check the path"
-        )
+    if (other := not_a_file(path)) is not None:
+        raise CheckpointError(f"expected a checkpoint at {path}, got {other}; check the path")
     # The format is found from the content: the same file may be called .pt, .pth.tar, .ckpt, .pkl.
     with path.open("rb") as stream:
         start = stream.read(9)

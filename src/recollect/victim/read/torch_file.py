@@ -206,8 +206,11 @@ class _Members:
         self._archive = archive
         self._entries = {entry.filename: entry for entry in archive.infolist()}
         unpacked = sum(entry.file_size for entry in archive.infolist())
-        if unpacked > size:  # Torch does not compress.
+        if unpacked > size:
             raise ValueError(f"an archive of {size} bytes that unpacks to {unpacked}")
+        # Torch does not compress, and the libraries that unpack raise many kinds of errors.
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("a compressed archive, which torch.save does not write")
         found = [
             name for name in self._entries if name.endswith("/data.pkl") and name.count("/") == 1
         ]
