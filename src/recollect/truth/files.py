@@ -71,7 +71,8 @@ def write_training(folder: Path, made: Made) -> dict[str, Any]:
             folder / "truth.safetensors": tensor_bytes(truth, {"pixels": json.dumps(pixels)}),
             folder / "basis.safetensors": tensor_bytes({"U": data.basis}),
             folder / "train.json": json_bytes(facts),
-        }
+        },
+        private=(folder / "truth.safetensors", folder / "basis.safetensors"),
     )
     return facts
 
