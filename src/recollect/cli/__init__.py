@@ -1,6 +1,7 @@
 """The command line `recollect`.
 
-Exit codes: 0 success, 1 the run failed, 2 bad usage or bad input, 130 interrupted.
+Exit codes: 0 success, 1 the run failed, 2 bad usage or bad input, 3 a verdict that
+`audit --fail-on` names, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
     except RecollectError as error:
         return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written", 130)
+    except KeyboardInterrupt as stop:
+        return _fail(str(stop) or "interrupted; nothing was written", 130)
     except (MemoryError, RuntimeError) as error:
         from recollect.system.device import is_out_of_memory
 
