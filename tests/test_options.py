@@ -22,7 +22,7 @@ from recollect.attacks.options import (
     attack_words,
     build_attack,
 )
-from recollect.auditing.options import AuditOptions
+from recollect.auditing.options import GateOptions
 from recollect.cli import main
 from recollect.cli.common import app
 from recollect.cli.reconstruct import RunOptions
@@ -35,7 +35,7 @@ from recollect.victim.activation_names import ACTIVATIONS
 from recollect.victim.activations import activation
 from recollect.victim.options import NetworkOptions
 
-CLASSES = (Recipe, StudyOptions, AuditOptions, NetworkOptions, RunOptions, *ATTACKS.values())
+CLASSES = (Recipe, StudyOptions, GateOptions, NetworkOptions, RunOptions, *ATTACKS.values())
 
 
 def every_option() -> dict[str, Option]:
@@ -58,7 +58,7 @@ def words_of(option: Option, value: Any) -> Any:
 COMMANDS = {
     "train": (Recipe,),
     "inspect": (NetworkOptions,),
-    "audit": (AuditOptions, NetworkOptions),
+    "audit": (GateOptions, NetworkOptions),
     "reconstruct": (RunOptions, NetworkOptions, *ATTACKS.values()),
 }
 

@@ -68,12 +68,9 @@ def tell(out: Path, made_by: Recipe, *, say: Callable[[str], None], progress: Pr
         np.stack([getattr(pair, side) for pair in pairs]) for side in ("true", "recovered")
     )
     picture = sheet(true, recovered, [f"error {pair.error:.3f}" for pair in pairs])
-    write_files(
-        {
-            out / "report.html": render(record, truth, score).encode(errors="replace"),
-            out / "pairs.png": picture,
-        }
-    )
+    page = render(record, truth, score).encode(errors="replace")
+    pictures = {out / "report.html": page, out / "pairs.png": picture}
+    write_files(pictures, private=pictures)
     say(
         f"4. Compared with the truth: {round(score.recovered * N)} of {N} photographs recovered "
         "(error below 0.1); "

@@ -40,6 +40,11 @@ class RecollectError(Exception):
         super().__init__(printable(message))
 
 
+def one_line(error: BaseException) -> str:
+    """Kind and message of an error that somebody else's code raised, in one short line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
+
+
 class InputError(RecollectError):
     """Bad usage or bad input."""
 

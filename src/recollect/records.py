@@ -138,7 +138,17 @@ def record_of(
 
 
 def write_record(folder: Path, record: Record) -> dict[str, Any]:
-    """Write both files together; returns the content of `reconstruct.json`."""
+    """Write both files together; returns the content of `reconstruct.json`.
+
+    The file of tensors holds recovered data, so that its owner alone can read it.
+    """
+    files, content = record_files(folder, record)
+    write_files(files, private=(folder / TENSORS,))
+    return content
+
+
+def record_files(folder: Path, record: Record) -> tuple[dict[Path, bytes], dict[str, Any]]:
+    """Both files of a record by path, and the content of `reconstruct.json`."""
     tensors = {"inputs": record.inputs, "trace": record.trace, **record.extra}
     if record.confidence is not None:
         tensors["confidence"] = record.confidence
@@ -146,8 +156,7 @@ def write_record(folder: Path, record: Record) -> dict[str, Any]:
         tensors["singular_values"] = record.singular_values
     packed = tensor_bytes(tensors)
     content = {**record.facts, "sha256": hashlib.sha256(packed).hexdigest()}
-    write_files({folder / TENSORS: packed, folder / FACTS: json_bytes(content)})
-    return content
+    return {folder / TENSORS: packed, folder / FACTS: json_bytes(content)}, content
 
 
 def file_hash(path: Path) -> str | None:
@@ -306,7 +315,7 @@ class ResumeFile:
                 for outcome in saved.outcomes
             ],
         }
-        write_bytes(self._path, tensor_bytes(tensors, {"run": json.dumps(facts)}))
+        write_bytes(self._path, tensor_bytes(tensors, {"run": json.dumps(facts)}), private=True)
 
 
 def versions() -> dict[str, str]:

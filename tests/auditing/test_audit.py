@@ -323,7 +323,7 @@ def test_what_stops_an_audit_is_said_all_at_once(
         str(tmp_path / "out"),
         "--json",
     ]
-    assert main(["audit", *arguments]) == 0
+    assert main(["audit", *arguments]) == 2
     answer = json.loads(capsys.readouterr().out)
     assert answer["verdict"] == "cannot be judged"
     text = json.dumps(answer["findings"], ensure_ascii=False)
@@ -371,16 +371,15 @@ def test_nothing_of_an_earlier_audit_is_left_beside_one_that_found_nothing(
     torch.save({"lora_A.weight": torch.ones(2, 2)}, tmp_path / "a.pt")
     out = tmp_path / "out"
     out.mkdir()
-    (out / "reconstruction.safetensors").write_bytes(b"old")
-    assert (
-        main(
-            ["audit", str(tmp_path / "a.pt"), str(tmp_path / "a.pt"), "--out", str(out), "--n", "0"]
-        )
-        == 2
-    )
-    assert (out / "reconstruction.safetensors").exists()
-    assert main(["audit", str(tmp_path / "a.pt"), str(tmp_path / "a.pt"), "--out", str(out)]) == 0
-    assert not (out / "reconstruction.safetensors").exists()
+    points, record = out / "reconstruction.safetensors", out / "reconstruct.json"
+    points.write_bytes(b"old")
+    record.write_text('{"options": {"audit": "last layer"}}')
+    audited = ["audit", str(tmp_path / "a.pt"), str(tmp_path / "a.pt"), "--out", str(out)]
+    assert main([*audited, "--n", "0"]) == 2
+    assert points.exists()
+    assert main(audited) == 2
+    assert not points.exists()
+    assert not record.exists()
 
 
 def test_an_optimiser_saved_beside_the_weights_is_no_proof_of_safety(
@@ -430,7 +429,9 @@ def test_files_that_cannot_be_read_are_bad_input(
     error = capsys.readouterr().err
     assert "a.pt" in error
     assert "b.pt" in error
-    assert not (tmp_path / "out").exists()
+    facts = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert facts["verdict"] == "cannot be judged"
+    assert "a.pt" in (tmp_path / "out" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("budget", ["", "soon", "-3m", "0s", "1d"])

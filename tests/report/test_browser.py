@@ -33,7 +33,7 @@ from recollect.examine.history import History
 from recollect.examine.inspection import inspect
 from recollect.records import Record
 from recollect.report.audit import render_audit
-from recollect.report.html import SHOWN, render
+from recollect.report.html import PRIVATE, SHOWN, render
 from recollect.shapes import Tensor
 from recollect.solve.loop import Status
 from recollect.truth.data.load import load_dataset
@@ -601,6 +601,8 @@ def test_the_answer_is_the_first_thing_on_a_phone(shown: Shown, page: str) -> No
     assert found["first"][answer] <= found["height"]
     if page.startswith("audit"):
         words = re.sub(r"\s+", " ", found["text"]).strip()
+        assert words.startswith(PRIVATE) == bool(found["images"])
+        words = words.removeprefix(PRIVATE).strip()
         assert words.startswith("Can training data be read out of this model? ")
         assert min(words.index(one) for one in ANSWERS.values() if one in words) < 100
 

@@ -6,6 +6,7 @@ The attacks never see the truth: `run_audit` does not get it, and points are sco
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
@@ -18,17 +19,18 @@ from torch import nn
 from recollect.attacks.result import Reconstruction
 from recollect.auditing.options import bytes_of, seconds_of
 from recollect.auditing.run import Attempt, NullRun, Outcome, run_audit
-from recollect.auditing.verdict import ANSWERS, Verdict, caveats, judge_by_truth
-from recollect.errors import CheckpointError, DataError
+from recollect.auditing.verdict import ANSWERS, CUT_SHORT, Verdict, caveats, judge_by_truth
+from recollect.errors import CheckpointError, DataError, OptionError, RecollectError, one_line
 from recollect.examine.findings import Finding, Severity
 from recollect.examine.history import history
-from recollect.examine.validate import validate
+from recollect.examine.validate import stop, validate
 from recollect.records import Record, file_hash, finite, record_of, versions
 from recollect.shapes import Bool, Tensor
 from recollect.system.device import choose_device
 from recollect.system.progress import Progress, quiet
-from recollect.truth.files import Truth, as_truth
+from recollect.truth.files import Truth, as_truth, check_run
 from recollect.truth.metrics import RECOVERED, Score, evaluate
+from recollect.victim.mlp import MLP
 from recollect.victim.read.checkpoint import Source
 from recollect.victim.victim import Victim
 
@@ -49,6 +51,8 @@ class Audit:
         The training inputs, where they were given, and how close the best attempt came to them.
     subject
         Date, files and options, for the report.
+    points_sha256
+        Hash of the points found (float64, row by row), by which two audits can be compared.
     """
 
     verdict: Verdict
@@ -57,6 +61,7 @@ class Audit:
     truth: Truth | None = None
     score: Score | None = None
     subject: Mapping[str, Any] = field(default_factory=dict)
+    points_sha256: str | None = None
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -91,12 +96,32 @@ class Audit:
     @property
     def stopped(self) -> bool:
         """Whether a finding stopped the audit before any attack."""
-        return self.outcome is None
+        return self.outcome is None and not self.interrupted
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the audit was interrupted before its end."""
+        cut_short = self.outcome is not None and self.outcome.interrupted
+        return cut_short or self.verdict is Verdict.INTERRUPTED
 
     @property
     def answer(self) -> str:
-        """The verdict as a sentence."""
-        return ANSWERS[self.verdict]
+        """The verdict as a sentence, and that the audit was interrupted where it was."""
+        said = ANSWERS[self.verdict]
+        if not self.interrupted or self.verdict is Verdict.INTERRUPTED:
+            return said
+        return f"{said} {CUT_SHORT}"
+
+    def without_inputs(self) -> Audit:
+        """The same with counts, errors and hashes only: without points, truth and whatever else
+        could show an input."""
+        if self.outcome is None:
+            return replace(self, truth=None)
+        best, bare = self.best, [_bare(attempt) for attempt in self.attempts]
+        kept = None if best is None else bare[self.attempts.index(best)]
+        return replace(
+            self, outcome=replace(self.outcome, attempts=tuple(bare), best=kept), truth=None
+        )
 
     def __repr__(self) -> str:
         found = self.reconstruction
@@ -104,8 +129,8 @@ class Audit:
         return f"Audit({self.verdict.value!r}, {points}, {self.seconds:.0f} s)"
 
     def record(self) -> Record | None:
-        """The record of the best attempt, to be written to files."""
-        if self.best is None or self.best.found is None:
+        """The record of the best attempt, to be written to files; None without points."""
+        if self.best is None or self.best.found is None or not self.best.found.inputs.numel():
             return None
         setting = self.best.setting
         options = {"audit": setting.name, "n": setting.n, "seed": setting.seed}
@@ -135,9 +160,12 @@ class Audit:
         facts: dict[str, Any] = {
             "schema": 2,
             "verdict": self.verdict.value,
+            "answer": self.answer,
+            "interrupted": self.interrupted,
             "n": None if found is None else len(found.inputs),
             "recovered": None if calls is None else float(calls.double().mean()),
             "findings": findings,
+            "points_sha256": self.points_sha256,
             "seconds": self.seconds,
             "versions": versions(),
             **self.subject,
@@ -191,6 +219,7 @@ def audit(
     model: nn.Module | None = None,
     input_shape: tuple[int, ...] | None = None,
     device: torch.device | str = "auto",
+    no_inputs: bool = False,
     progress: Progress = quiet,
 ) -> Audit:
     """Ask whether training data can be read out of your own model.
@@ -220,6 +249,8 @@ def audit(
         The shape of one input to `model`.
     device
         `auto`, `cpu`, `cuda` or a torch device.
+    no_inputs
+        Whether to return counts, errors and hashes only, without the points and the truth.
     progress
         Called to report how far the audit is.
 
@@ -228,12 +259,20 @@ def audit(
     Audit
         `verdict`, `findings`, `attempts`, `nulls`, `reconstruction`, `score`, `seconds`. "Not
         exposed within budget" is no proof of safety: it says only that these attacks found nothing
-        in this time.
+        in this time. Ctrl-C ends an audit with what it has found until then (`interrupted`).
     """
     begun = prepare(
         init, trained, truth=truth, activation=activation, model=model, input_shape=input_shape
     )
-    return begun.run(n=n, budget=budget, memory=memory, seed=seed, device=device, progress=progress)
+    return begun.run(
+        n=n,
+        budget=budget,
+        memory=memory,
+        seed=seed,
+        device=device,
+        no_inputs=no_inputs,
+        progress=progress,
+    )
 
 
 @dataclass(frozen=True)
@@ -254,14 +293,45 @@ class Prepared:
         memory: str | int | None,
         seed: int,
         device: torch.device | str,
+        no_inputs: bool,
         progress: Progress,
     ) -> Audit:
-        """Run the attacks, reach the verdict, and score the points if the truth is known."""
+        """Run the attacks, reach the verdict, and score the points if the truth is known.
+
+        Where the model turns out to be one that cannot be attacked, a finding says why.
+        """
         seconds, limit, where = seconds_of(budget), bytes_of(memory), choose_device(device)
         options = {"n": "auto" if n is None else n, "budget": budget, "memory": memory}
-        options |= {"seed": seed, "device": where.type}
+        options |= {"seed": seed, "device": where.type, "no_inputs": no_inputs}
         given = dict(self.subject.get("options", {}))
-        subject = {**self.subject, "options": {**given, **options}}
+        begun = replace(self, subject={**self.subject, "options": {**given, **options}})
+        try:
+            done = begun._audit(n, seconds, limit, seed, where, progress)
+        except KeyboardInterrupt:
+            done = Audit(Verdict.INTERRUPTED, self.findings, subject=begun.subject)
+        except OptionError:
+            raise
+        except Exception as error:
+            unknown = self.victim is None or isinstance(self.victim.network, MLP)
+            if unknown and not isinstance(error, RecollectError):
+                raise
+            said = str(error) if isinstance(error, RecollectError) else one_line(error)
+            done = could_not_run(said, begun.subject, self.findings)
+        if done.reconstruction is not None:
+            points = done.reconstruction.inputs.cpu().double().contiguous().numpy().tobytes()
+            done = replace(done, points_sha256=hashlib.sha256(points).hexdigest())
+        return done.without_inputs() if no_inputs else done
+
+    def _audit(
+        self,
+        n: int | None,
+        budget: float,
+        memory: int | None,
+        seed: int,
+        device: torch.device,
+        progress: Progress,
+    ) -> Audit:
+        subject = self.subject
         if self.victim is None:
             return Audit(Verdict.UNKNOWN, self.findings, truth=self.truth, subject=subject)
         past = history(self.victim)
@@ -270,18 +340,21 @@ class Prepared:
         outcome = run_audit(
             self.victim,
             n,
-            budget=seconds,
-            memory=limit,
+            budget=budget,
+            memory=memory,
             past=past,
             seed=seed,
-            device=where,
+            device=device,
             progress=progress,
         )
         findings = (*past.findings, *caveats(self.victim))
         done = Audit(outcome.verdict, findings, outcome, self.truth, subject=subject)
         if self.truth is None or done.reconstruction is None:
             return done
-        done = replace(done, score=evaluate(done.reconstruction, self.truth.inputs))
+        try:
+            done = replace(done, score=evaluate(done.reconstruction, self.truth.inputs))
+        except KeyboardInterrupt:
+            return replace(done, outcome=replace(outcome, interrupted=True))
         return replace(done, verdict=_verdict_by_truth(done))
 
 
@@ -297,12 +370,7 @@ def prepare(
 ) -> Prepared:
     """Read the files and collect all findings in them. A file that cannot be read is an error."""
     known = None if truth is None else as_truth(truth)
-    files = [
-        {"name": Path(source).name, "sha256": file_hash(Path(source))}
-        for source in (init, trained)
-        if isinstance(source, str | Path) and Path(source).is_file()
-    ]
-    subject = {"date": date.today().isoformat(), "files": files, "options": dict(options or {})}
+    subject = subject_of(init, trained, options or {})
     checked = validate(init, trained, activation=activation, model=model, input_shape=input_shape)
     unreadable = [one for one in checked.findings if one.severity is Severity.UNREADABLE]
     if unreadable:
@@ -314,7 +382,43 @@ def prepare(
             f"{known.inputs.shape[1]}; give the "
             "inputs this model was trained on"
         )
+    if victim is not None and known is not None:
+        check_run(known, victim.run)
     return Prepared(victim, checked.findings, known, subject)
+
+
+def subject_of(
+    init: Source | None, trained: Source | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is audited: the date, the files with their hashes, and the options."""
+    files = [
+        {"name": Path(source).name, "sha256": file_hash(Path(source))}
+        for source in (init, trained)
+        if isinstance(source, str | Path) and Path(source).is_file()
+    ]
+    return {"date": date.today().isoformat(), "files": files, "options": dict(options)}
+
+
+def could_not_run(
+    why: str, subject: Mapping[str, Any], findings: tuple[Finding, ...] = ()
+) -> Audit:
+    """An audit that could not run at all. `why` ends with what to do about it, after a semicolon,
+    as the messages of errors do."""
+    return Audit(Verdict.UNKNOWN, (*findings, stop(why)), subject=subject)
+
+
+def _bare(attempt: Attempt) -> Attempt:
+    """The attempt without anything from which an input could be seen."""
+    if attempt.found is None:
+        return attempt
+    found = replace(
+        attempt.found,
+        inputs=attempt.found.inputs[:, :0],
+        predictions=None,
+        coefficients=None,
+        trace=None,
+    )
+    return replace(attempt, found=found)
 
 
 def _verdict_by_truth(done: Audit) -> Verdict:
@@ -325,4 +429,6 @@ def _verdict_by_truth(done: Audit) -> Verdict:
     score, n = done.score, len(done.score.errors)
     either = done.outcome.up_to_sign
     chance = score.chance["span_up_to_sign_recovered" if either else "span_recovered"]
-    return judge_by_truth(done.right()[0], n, chance * n)
+    verdict = judge_by_truth(done.right()[0], n, chance * n)
+    unfinished = verdict is Verdict.NOT_FOUND and done.interrupted
+    return Verdict.INTERRUPTED if unfinished else verdict

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from recollect.attacks.options import Exact, FullSpace, Subspace
 from recollect.examine.inspection import Inspection
 from recollect.system.device import Machine, readable_bytes, total_memory
-from recollect.victim.victim import Victim
+from recollect.victim.victim import Victim, attackable
 
 _SHARE_OF_REMAINING_TIME = 0.1
 """A setting is not started if a single step takes more than this share of the time that is left."""
@@ -65,13 +65,14 @@ def forecast(victim: Victim, attack: Exact, n: int, machine: Machine) -> Forecas
 
 
 def first_attack(looked: Inspection) -> Exact:
-    """The attack that an audit begins with: the last layer, within the span of ΔW_1 where there is
-    one."""
+    """The attack that an audit begins with: within the span of ΔW_1 where there is one."""
     return Exact(space=FullSpace() if looked.spectrum is None else Subspace())
 
 
 def outlook(victim: Victim, looked: Inspection, n: int, machine: Machine) -> tuple[Forecast, ...]:
     """The forecasts of the settings that an audit begins with, for n points."""
-    last = first_attack(looked)
-    kinds = ("last",) if victim.select("all") == victim.select("last") else ("last", "all")
-    return tuple(forecast(victim, replace(last, parameters=kind), n, machine) for kind in kinds)
+    first = first_attack(looked)
+    return tuple(
+        forecast(victim, replace(first, parameters=kind), n, machine)
+        for kind in attackable(victim.network)
+    )

@@ -17,7 +17,7 @@ class ComputeOptions:
 
     seed: int = option(
         0,
-        help="Same seed, same machine, same bits.",
+        help="Same seed, same machine, same number of threads: same bits.",
         least=0,
         most=2**32 - 1,
         hint="choose one of those",
@@ -47,11 +47,52 @@ class AuditOptions(ComputeOptions):
         "estimates, not "
         "enforced.",
     )
+    no_inputs: bool = option(
+        False,
+        help="Keep nothing of what was recovered, and nothing of the truth: no points, no "
+        "pictures; counts, errors and hashes only.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         seconds_of(self.budget)
         bytes_of(self.memory)
+
+
+FAILURES = {
+    "exposed": "exposed",
+    "partly": "partly exposed",
+    "unknown": "cannot be judged",
+}
+"""The words of --fail-on, and the verdicts that they stand for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOptions(AuditOptions):
+    """The options of the command `audit`: those of an audit, and when its exit code says no."""
+
+    fail_on: str = option(
+        "none",
+        help="Exit with 3 where the verdict is one of these, separated by commas: exposed, partly "
+        "(partly exposed), unknown (cannot be judged). none: never.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        failures_of(self.fail_on)
+
+
+def failures_of(fail_on: str) -> frozenset[str]:
+    """The verdicts that --fail-on names."""
+    names = [name.strip() for name in fail_on.split(",")]
+    if names == ["none"]:
+        return frozenset()
+    if not set(names) <= set(FAILURES):
+        raise OptionError(
+            f"expected --fail-on with some of {', '.join(FAILURES)}, separated by commas, or none, "
+            f"got {fail_on!r}; choose from those"
+        )
+    return frozenset(FAILURES[name] for name in names)
 
 
 def seconds_of(budget: str | float) -> float:

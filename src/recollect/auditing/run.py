@@ -4,7 +4,8 @@ on null victims.
 1. The last layer alone with n = rank ΔW_1. This is the cheapest setting, and n examples almost
    always have rank n if there are fewer examples than input dimensions. If the activation is not
    known and ReLU fails, the setting is repeated with other activations.
-2. All layers with the same number of points.
+2. All layers with the same number of points. Where training did not move the last layer, or moved
+   it alone, only one of the two is tried; without ΔW_1 points are sought in all of R^d.
 3. The last layer with n from the residual, in case there are more examples than rank ΔW_1, and
    then all layers with the n that was found.
 4. The best of these from other random starts.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,15 +32,17 @@ from recollect.attacks.result import Reconstruction, Withheld
 from recollect.auditing.forecast import first_attack, forecast
 from recollect.auditing.nulls import NULLS
 from recollect.auditing.verdict import Verdict, called, judge, likely
-from recollect.errors import OptionError, RecollectError, RecollectWarning
+from recollect.errors import OptionError, RecollectError, RecollectWarning, one_line
 from recollect.examine.history import History, history, undecayed
 from recollect.examine.inspection import Inspection, inspect
+from recollect.examine.subspace import feature_rank
 from recollect.shapes import Bool, Tensor
 from recollect.solve.loop import Status
 from recollect.system.device import Machine, choose_device, is_out_of_memory, memory_limit
 from recollect.system.progress import Progress, quiet
+from recollect.system.signals import noticed
 from recollect.victim.mlp import MLP
-from recollect.victim.victim import Victim
+from recollect.victim.victim import Victim, attackable
 
 _SHARE_FOR_NULLS = 0.25
 """Share of the time budget that is kept for null victims."""
@@ -47,6 +50,7 @@ _NULL_PATIENCE, _NULL_MIN_SECONDS = 4.0, 5.0
 """Time limit of a null run: a multiple of the time of the attack that it is compared with, and a
 minimum in seconds."""
 _RANDOM_STARTS = 3
+_LAYERS = {"last": "last layer", "all": "all layers"}
 _SHARE_OF_SETTING = 0.6
 """Share of the remaining time that one setting may take: the next may be the one that finds the
 data."""
@@ -134,6 +138,8 @@ class Outcome:
     best: Attempt | None
     nulls: tuple[NullRun, ...]
     seconds: float
+    interrupted: bool = False
+    """Whether the audit was interrupted, so that later settings or null victims are missing."""
 
     @property
     def called(self) -> Bool[Tensor, " n"] | None:
@@ -170,7 +176,8 @@ def run_audit(
     If n is None, the numbers of points that the weights suggest are tried. The memory limit is kept
     by choosing algorithms whose estimates fit; it is not enforced. `past` is inferred from the
     victim unless it is given. Weight decay is undone. No point is called recovered if training
-    biases the points, if the attack was cut off, or if its confidence was not calibrated.
+    biases the points, if the attack was cut off, or if its confidence was not calibrated. Ctrl-C
+    ends the audit with what was tried until then.
     """
     if not budget > 0:
         raise OptionError(
@@ -186,64 +193,140 @@ def run_audit(
         )
     past = history(victim) if past is None else past
     victim = undecayed(victim, past.decay) if past.decay else victim
-    with memory_limit(memory):
-        return _audit(victim, n, budget, past, seed, choose_device(device), progress)
+    with memory_limit(memory), noticed() as stopped:
+        search = _Search(victim, n, budget, past, seed, choose_device(device), progress, stopped)
+        return search.run()
 
 
-def _audit(
-    victim: Victim,
-    n: int | None,
-    budget: float,
-    past: History,
-    seed: int,
-    where: torch.device,
-    progress: Progress,
-) -> Outcome:
-    began = time.monotonic()
-    looked, machine = inspect(victim), Machine.measured(where)
-    first = first_attack(looked)
-    withhold = tuple(
-        why
-        for why, holds in (
-            ("weight decay left so little of the start that points are biased", past.biased),
-            (UNTESTED, not first.calibrated(victim)),
+class _Search:
+    """The attacks of one audit, and what they have found so far."""
+
+    def __init__(
+        self,
+        victim: Victim,
+        n: int | None,
+        budget: float,
+        past: History,
+        seed: int,
+        device: torch.device,
+        progress: Progress,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._began = time.monotonic()
+        self._victim, self._n, self._budget, self._past = victim, n, budget, past
+        self._seed, self._device, self._progress = seed, device, progress
+        self._stopped = stopped
+        self._attempts: list[Attempt] = []
+        self._nulls: list[NullRun] = []
+        self._best: Attempt | None = None
+
+    def run(self) -> Outcome:
+        """Attack the victim, then null victims, and judge. Ctrl-C ends the attacks, and what was
+        found until then is judged."""
+        looked, interrupted = inspect(self._victim), False
+        try:
+            self._attack(looked)
+            best = self._best
+            if best is not None and best.found is not None and best.found.confidence is not None:
+                self._attack_nulls(best)
+                if best.setting.victim is not self._victim:
+                    looked = inspect(best.setting.victim)
+        except KeyboardInterrupt:
+            interrupted = True
+        verdict = _judged(self._best, tuple(self._nulls))
+        if verdict is Verdict.NOT_FOUND and not self._past.fits:
+            verdict = Verdict.UNKNOWN
+        if interrupted and verdict in (Verdict.NOT_FOUND, Verdict.UNKNOWN):
+            verdict = Verdict.INTERRUPTED
+        return Outcome(
+            verdict,
+            self._past,
+            looked,
+            tuple(self._attempts),
+            self._best,
+            tuple(self._nulls),
+            time.monotonic() - self._began,
+            interrupted,
         )
-        if holds
-    )
-    attempts: list[Attempt] = []
-    best: Attempt | None = None
-    spared: Setting | None = None
-    left = began + (1 - _SHARE_FOR_NULLS) * budget
-    for setting in _settings(victim, looked, n, seed, attempts):
-        if time.monotonic() > left:
-            attempts.append(Attempt(setting, None, 0.0, "not tried: the time was over"))
-            break
-        expected = forecast(setting.victim, setting.attack, setting.n or 1, machine)
-        too_slow = expected.too_slow(left - time.monotonic())
-        if against := expected.against or too_slow:
-            attempts.append(Attempt(setting, None, 0.0, f"not tried: {against}"))
-            spared = setting if expected.fits and not too_slow else spared
-            continue
-        now = time.monotonic()
-        attempt = _try(setting, where, progress, now + setting.share * (left - now), withhold)
-        attempts.append(attempt)
-        best = attempt if best is None or attempt.rank > best.rank else best
-        enough = attempt.likely if withhold else attempt.called
-        if attempt.found is not None and enough == len(attempt.found.inputs):
-            break
-    if (
-        best is None and spared is not None
-    ):  # A verdict needs at least one attempt, even one that is not worth its time.
-        best = _try(spared, where, progress, left, withhold)
-        attempts.append(best)
-    nulls: tuple[NullRun, ...] = ()
-    if best is not None and best.found is not None and best.found.confidence is not None:
-        nulls = tuple(_null_runs(best, where, progress, began + budget))
-        looked = looked if best.setting.victim is victim else inspect(best.setting.victim)
-    verdict = _judged(best, nulls)
-    if verdict is Verdict.NOT_FOUND and not past.fits:
-        verdict = Verdict.UNKNOWN
-    return Outcome(verdict, past, looked, tuple(attempts), best, nulls, time.monotonic() - began)
+
+    def _attack(self, looked: Inspection) -> None:
+        machine = Machine.measured(self._device)
+        withhold = tuple(
+            why
+            for why, holds in (
+                (
+                    "weight decay left so little of the start that points are biased",
+                    self._past.biased,
+                ),
+                (UNTESTED, not first_attack(looked).calibrated(self._victim)),
+            )
+            if holds
+        )
+        spared: Setting | None = None
+        left = self._began + (1 - _SHARE_FOR_NULLS) * self._budget
+        for setting in _settings(self._victim, looked, self._n, self._seed, self._attempts):
+            if time.monotonic() > left:
+                self._leave_out(setting, "the time was over")
+                break
+            if setting.n is None and setting.attack.needs.n:
+                self._leave_out(setting, "the number of training points is not known; give --n")
+                continue
+            try:
+                expected = forecast(setting.victim, setting.attack, setting.n or 1, machine)
+            except Exception as error:
+                self._leave_out(setting, _reason(error, setting.victim))
+                continue
+            too_slow = expected.too_slow(left - time.monotonic())
+            if against := expected.against or too_slow:
+                self._leave_out(setting, against)
+                spared = setting if expected.fits and not too_slow else spared
+                continue
+            now = time.monotonic()
+            attempt = self._try(setting, now + setting.share * (left - now), withhold)
+            enough = attempt.likely if withhold else attempt.called
+            if attempt.found is not None and enough == len(attempt.found.inputs):
+                break
+        if self._best is None and spared is not None:
+            # A verdict needs at least one attempt, even one that is not worth its time.
+            self._try(spared, left, withhold)
+
+    def _leave_out(self, setting: Setting, why: str) -> None:
+        self._attempts.append(Attempt(setting, None, 0.0, f"not tried: {why}"))
+
+    def _try(self, setting: Setting, deadline: float, withhold: tuple[str, ...]) -> Attempt:
+        attempt = _try(setting, self._device, self._progress, deadline, withhold)
+        self._attempts.append(attempt)
+        if self._best is None or attempt.rank > self._best.rank:
+            self._best = attempt
+        self._end_if_interrupted(attempt)
+        return attempt
+
+    def _attack_nulls(self, best: Attempt) -> None:
+        assert best.found is not None
+        setting = replace(best.setting, n=len(best.found.inputs))
+        deadline = self._began + self._budget
+        if isinstance(setting.attack.space, Subspace):  # Noise has no clear rank.
+            setting = replace(
+                setting, attack=replace(setting.attack, space=Subspace(rank=best.found.rank))
+            )
+        for kind, null in NULLS.items():
+            if time.monotonic() > deadline:
+                return
+            until_then = time.monotonic() + max(_NULL_MIN_SECONDS, _NULL_PATIENCE * best.seconds)
+            emptied = replace(setting, victim=null(setting.victim, setting.seed))
+            attempt = _try(emptied, self._device, self._progress, min(deadline, until_then))
+            self._end_if_interrupted(attempt)
+            if attempt.found is not None and attempt.found.confidence is not None:
+                points, whole = len(attempt.found.inputs), attempt.found.status is not Status.TIME
+                called, likely = attempt.called, attempt.likely
+                self._nulls.append(NullRun(kind, points, called, likely, attempt.seconds, whole))
+
+    def _end_if_interrupted(self, attempt: Attempt) -> None:
+        """An attack returns its best where it is interrupted, and may say that its time was over:
+        the signal itself decides."""
+        cut_off = attempt.found is not None and attempt.found.status is Status.INTERRUPTED
+        if cut_off or self._stopped():
+            raise KeyboardInterrupt
 
 
 def _settings(
@@ -251,29 +334,32 @@ def _settings(
 ) -> Iterator[Setting]:
     """Yield the settings. Each one is chosen when the results of the earlier ones are known."""
     spectrum = looked.spectrum
-    last = first_attack(looked)
+    kinds = attackable(victim.network)
+    first, *others = (replace(first_attack(looked), parameters=kind) for kind in kinds)
     guesses: dict[str, int] = {}
     if n is not None:
         guesses["n given"] = n
     elif spectrum is not None and spectrum.found:
         guesses["n = rank of ΔW1"] = spectrum.rank
-    every = (
-        None if victim.select("all") == victim.select("last") else replace(last, parameters="all")
-    )
+    elif spectrum is None and (rank := feature_rank(victim)) is not None:
+        guesses["n = rank of the first change"] = rank
+    every = others[0] if others else None
     for name, number in guesses.items():
-        yield Setting(f"last layer, {name}", victim, last, number, seed)
+        yield Setting(f"{_LAYERS[kinds[0]]}, {name}", victim, first, number, seed)
         yield from _other_activations(victim, attempts)
         victim = _plainest(attempts).setting.victim
         if every is not None:
             yield Setting(f"all layers, {name}", victim, every, number, seed)
-    if n is None:
-        yield Setting("last layer, n from the residual", victim, last, None, seed)
+    if n is None and not first.needs.n:
+        yield Setting("last layer, n from the residual", victim, first, None, seed)
         if not guesses:
             yield from _other_activations(victim, attempts)
             victim = _plainest(attempts).setting.victim
         found = attempts[-1].found
         if every is not None and found is not None and len(found.inputs) not in guesses.values():
             yield Setting("all layers, the same n", victim, every, len(found.inputs), seed)
+    elif not guesses:
+        yield Setting("all layers", victim, first, None, seed)
     best = max(attempts, key=lambda attempt: attempt.rank)
     if best.found is None:
         return
@@ -344,46 +430,26 @@ def _try(
                 progress=progress,
                 deadline=deadline,
             )
-    except RecollectError as error:
-        return failed(str(error))
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return failed("memory was not enough")
-    if found.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
+    except Exception as error:
+        return failed(_reason(error, setting.victim))
     everything = tuple(range(len(found.inputs)))
     known = {one.why for one in found.withheld}
     more = tuple(Withheld(everything, why) for why in withhold if why not in known)
     found = replace(found, withheld=(*found.withheld, *more))
-    return Attempt(setting, found, time.monotonic() - began, found.status.value)
+    cut_off = found.status is Status.INTERRUPTED
+    ended = "interrupted; the best until then was kept" if cut_off else found.status.value
+    return Attempt(setting, found, time.monotonic() - began, ended)
 
 
-def _null_runs(
-    best: Attempt, device: torch.device, progress: Progress, deadline: float
-) -> Iterator[NullRun]:
-    assert best.found is not None
-    setting = replace(best.setting, n=len(best.found.inputs))
-    if isinstance(setting.attack.space, Subspace):  # Noise has no clear rank.
-        setting = replace(
-            setting, attack=replace(setting.attack, space=Subspace(rank=best.found.rank))
-        )
-    for kind, null in NULLS.items():
-        if time.monotonic() > deadline:
-            return
-        until_then = time.monotonic() + max(_NULL_MIN_SECONDS, _NULL_PATIENCE * best.seconds)
-        emptied = replace(setting, victim=null(setting.victim, setting.seed))
-        attempt = _try(emptied, device, progress, min(deadline, until_then))
-        if attempt.found is not None and attempt.found.confidence is not None:
-            whole = attempt.found.status is not Status.TIME
-            yield NullRun(
-                kind,
-                len(attempt.found.inputs),
-                attempt.called,
-                attempt.likely,
-                attempt.seconds,
-                whole,
-            )
+def _reason(error: Exception, victim: Victim) -> str:
+    """Why a setting failed. An error that is nobody's but this program's is raised again."""
+    if isinstance(error, RecollectError):
+        return str(error)
+    if isinstance(error, MemoryError | RuntimeError) and is_out_of_memory(error):
+        return "memory was not enough"
+    if isinstance(victim.network, MLP):
+        raise error
+    return f"the model cannot be attacked in this way: {one_line(error)}"
 
 
 def _judged(best: Attempt | None, nulls: tuple[NullRun, ...]) -> Verdict:

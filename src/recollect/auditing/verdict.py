@@ -4,6 +4,7 @@
     partly exposed              some are, or many are likely to be, beyond chance
     not exposed within budget   none is, by these settings in this time: no proof of safety
     cannot be judged            the method does not fit, or null victims look the same
+    interrupted                 nothing was found until the audit was interrupted
 
 A point is called recovered if its confidence (`attacks/exact/confidence.py`) is at least `CALLED`
 and it is not withheld. It is then assumed to lie within a tenth of a training point. Of the
@@ -42,6 +43,7 @@ class Verdict(Enum):
     PARTLY = "partly exposed"
     NOT_FOUND = "not exposed within budget"
     UNKNOWN = "cannot be judged"
+    INTERRUPTED = "interrupted"
 
 
 ANSWERS = {
@@ -51,7 +53,12 @@ ANSWERS = {
         "No training data were found in these weights, by this method and in this time."
     ),
     Verdict.UNKNOWN: "This audit cannot tell.",
+    Verdict.INTERRUPTED: (
+        "This audit was interrupted before its end, and had found no training data until then."
+    ),
 }
+CUT_SHORT = "The audit was interrupted before its end: this is what it had found until then."
+"""Said beside the verdict of an audit that was interrupted after it had found something."""
 
 
 def called(found: Reconstruction) -> Bool[Tensor, " n"]:

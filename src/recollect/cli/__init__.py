@@ -1,7 +1,7 @@
 """The command line `recollect`.
 
-Exit codes: 0 success, 1 the run failed, 2 bad usage or bad input; interrupted by SIGINT (Ctrl-C)
-130, by SIGTERM 143, by SIGHUP 129.
+Exit codes: 0 success, 1 the run failed, 2 bad usage or bad input, 3 a verdict that
+`audit --fail-on` names; interrupted by SIGINT (Ctrl-C) 130, by SIGTERM 143, by SIGHUP 129.
 """
 
 from __future__ import annotations

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from recollect.auditing.options import AuditOptions
+from recollect.auditing.options import GateOptions, failures_of
 from recollect.cli.common import Flatten, Json, app, build_model, checkpoints, network_options
 from recollect.cli.console import Terminal
 from recollect.cli.flags import flags, given
-from recollect.errors import OptionError
+from recollect.cli.outputs import keep_inputs, keep_results_of_others
+from recollect.errors import InputError, OptionError
 from recollect.options import build, words
 from recollect.victim.options import NetworkOptions
 
-Flags = flags("Flags", AuditOptions, NetworkOptions)
+if TYPE_CHECKING:
+    from recollect.auditing.call import Audit
+    from recollect.examine.findings import Finding
+
+Flags = flags("Flags", GateOptions, NetworkOptions)
 
 
 @app.command
@@ -26,6 +31,8 @@ def audit(
     json: Json = False,
 ) -> int:
     """Ask whether training data can be read out of a model: validate, inspect, reconstruct, report.
+
+    Exit code: 3 for a verdict that --fail-on names, 2 where the audit could not run at all, else 0.
 
     Example: recollect audit init.pt trained.pt --out audit
 
@@ -39,49 +46,68 @@ def audit(
         A .safetensors or .npz file that holds the training `inputs`, to score against. The attack
         never sees it.
     """
-    from recollect.auditing.call import prepare
-    from recollect.auditing.verdict import caveats
+    from recollect.auditing.call import Audit, could_not_run, prepare, subject_of
+    from recollect.auditing.verdict import Verdict, caveats
     from recollect.examine.findings import Severity
-    from recollect.report.audit import render_audit
+    from recollect.records import FACTS, TENSORS
     from recollect.system.device import choose_device
     from recollect.system.files import check_writable
 
     terminal = Terminal(json=json)
-    options: AuditOptions = build(AuditOptions, given(flags, only=AuditOptions))
+    options: GateOptions = build(GateOptions, given(flags, only=GateOptions))
     network = network_options(given(flags, only=NetworkOptions))
     where = choose_device(options.device)
     init, trained = _pair(paths)
+    keep_inputs(
+        [init, trained, truth],
+        [out / name for name in ("report.html", "audit.json", TENSORS, FACTS)],
+    )
+    keep_results_of_others(out)
     check_writable(out)
     said: dict[str, Any] = {**words(network), "truth": truth and truth.name}
-    begun = prepare(
-        init,
-        trained,
-        truth=truth,
-        activation=network.activation,
-        model=build_model(network.model),
-        input_shape=network.shape,
-        options=said,
-    )
-    for finding in begun.findings:
-        stops = "stops the audit: " if finding.severity is Severity.STOPS else ""
-        terminal.say(f"· {stops}{finding}")
-    for finding in () if begun.victim is None else caveats(begun.victim):
-        terminal.say(f"· {finding}")
-    done = begun.run(
-        n=options.n,
-        budget=options.budget,
-        memory=options.memory,
-        seed=options.seed,
-        device=where,
-        progress=terminal.progress,
-    )
-    for finding in done.findings:
-        if finding not in begun.findings and (
-            begun.victim is None or finding not in caveats(begun.victim)
-        ):
-            terminal.say(f"· {finding}")
+    said["fail_on"] = options.fail_on
+    told: list[object] = []
+
+    def tell(findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            if finding not in told:
+                stops = "stops the audit: " if finding.severity is Severity.STOPS else ""
+                terminal.say(f"· {stops}{finding}")
+                told.append(finding)
+
+    error: InputError | None = None
+    done: Audit
+    try:
+        begun = prepare(
+            init,
+            trained,
+            truth=truth,
+            activation=network.activation,
+            model=build_model(network.model),
+            input_shape=network.shape,
+            options=said,
+        )
+    except InputError as problem:
+        error, done = problem, could_not_run(str(problem), subject_of(init, trained, said))
+    except KeyboardInterrupt:
+        done = Audit(Verdict.INTERRUPTED, (), subject=subject_of(init, trained, said))
+    else:
+        tell((*begun.findings, *(() if begun.victim is None else caveats(begun.victim))))
+        done = begun.run(
+            n=options.n,
+            budget=options.budget,
+            memory=options.memory,
+            seed=options.seed,
+            device=where,
+            no_inputs=options.no_inputs,
+            progress=terminal.progress,
+        )
     facts = done.facts()
-    _write(out, facts, render_audit(done), done.record())
+    _write(out, facts, done)
+    if error is not None:
+        terminal.answer({**facts, "out": str(out)})
+        raise error
+    tell(done.findings)
     if done.stopped:
         terminal.say(f"Verdict: {done.verdict.value}. Mend what stops the audit and run it again.")
     else:
@@ -95,25 +121,35 @@ def audit(
         terminal.say(f"Verdict: {done.verdict.value}. {done.answer}")
         terminal.say(f"Open {out / 'report.html'}.")
     terminal.answer({**facts, "out": str(out)})
-    return 0
+    if done.interrupted:
+        raise KeyboardInterrupt(f"interrupted; what was tried until then is in {out}")
+    if done.stopped:
+        return 2
+    return 3 if done.verdict.value in failures_of(options.fail_on) else 0
 
 
 def _points(count: int) -> str:
     return "1 point" if count == 1 else f"{count} points"
 
 
-def _write(out: Path, facts: Mapping[str, Any], page: str, record: Any) -> None:
-    from recollect.records import FACTS, TENSORS, write_record
+def _write(out: Path, facts: Mapping[str, Any], done: Audit) -> None:
+    """Write what the audit leaves. Points of an earlier audit do not remain beside it."""
+    from recollect.records import FACTS, TENSORS, record_files
+    from recollect.report.audit import render_audit
+    from recollect.report.html import shows_private_data
     from recollect.system.files import json_bytes, write_files
 
-    if record is None:  # The points of an earlier audit must not remain.
-        for name in (TENSORS, FACTS):
-            (out / name).unlink(missing_ok=True)
-    else:
-        write_record(out, record)
-    write_files(
-        {out / "audit.json": json_bytes(facts), out / "report.html": page.encode(errors="replace")}
-    )
+    page, record, points = render_audit(done), done.record(), out / TENSORS
+    files = {out / "audit.json": json_bytes(facts)}
+    files[out / "report.html"] = page.encode(errors="replace")
+    private = [points, *([out / "report.html"] if shows_private_data(page) else [])]
+    if record is not None:
+        found, _ = record_files(out, record)
+        files |= {out / FACTS: found[out / FACTS], points: found[points]}
+    write_files(files, private=private)
+    if record is None:
+        for path in (points, out / FACTS):
+            path.unlink(missing_ok=True)
 
 
 def _pair(paths: tuple[Path, ...]) -> tuple[Path | None, Path]:

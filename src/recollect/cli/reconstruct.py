@@ -31,6 +31,7 @@ from recollect.cli.common import (
 )
 from recollect.cli.console import Terminal
 from recollect.cli.flags import flags, given
+from recollect.cli.outputs import keep_audit, keep_inputs
 from recollect.errors import FileError, OptionError, RecollectWarning, RunError
 from recollect.options import AUTO, build, home, option, schema, words
 from recollect.victim.options import NetworkOptions
@@ -100,10 +101,10 @@ def reconstruct(
         Go on from the checkpoint in --out if it is of the same run.
     """
     from recollect.attacks.reconstruct import reconstruct as run_attack
-    from recollect.records import ResumeFile, record_of, write_record
+    from recollect.records import FACTS, RESUME, TENSORS, ResumeFile, record_of, write_record
     from recollect.solve.loop import Status
     from recollect.system.device import choose_device
-    from recollect.system.files import check_writable
+    from recollect.system.files import check_name, check_writable
 
     terminal = Terminal(json=json)
     said = given(flags)
@@ -127,8 +128,13 @@ def reconstruct(
     if tuning is not None and isinstance(attack, Exact):
         attack = replace(attack, tuning=tuning)
     where = choose_device(options.device)
+    for path in paths:
+        check_name(path)
+    files, basis = checkpoints(paths), said.get("basis")
+    inputs = [*files, from_, None if basis is None else Path(basis)]
+    keep_inputs(inputs, [out / name for name in (TENSORS, FACTS, RESUME)])
+    keep_audit(out)
     check_writable(out)
-    _protect(paths, out)
     victim = load_victim(paths, network)
     announce_svd(terminal, victim)
     found = run_attack(
@@ -140,8 +146,6 @@ def reconstruct(
         progress=terminal.progress,
         resume=ResumeFile(out, resume=resume),
     )
-    files = checkpoints(paths)
-    basis = said.get("basis")
     record = record_of(
         found,
         victim,
@@ -325,20 +329,3 @@ def _tell(terminal: Terminal, found: Reconstruction, out: Path) -> None:
     for sentence in found.notes:
         terminal.say(f"· {sentence}")
     terminal.say(f"Written to {out}. See: recollect report {out}")
-
-
-def _protect(paths: tuple[Path, ...], out: Path) -> None:
-    """Refuse input files that the record could not name, and a folder --out in which one would be
-    overwritten."""
-    from recollect.records import FACTS, RESUME, TENSORS
-    from recollect.system.files import check_name
-
-    for path in paths:
-        check_name(path)
-    ours = {(out / name).resolve() for name in (TENSORS, FACTS, RESUME)}
-    for path in paths:
-        if path.resolve() in ours:
-            raise OptionError(
-                f"expected --out elsewhere than beside {path}, got a folder where it would be "
-                "overwritten"
-            )

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from recollect.cli.common import Json, app
 from recollect.cli.console import Terminal
+from recollect.cli.outputs import keep_inputs
 from recollect.errors import OptionError
 
 Folder = Annotated[Path, Parameter(help="Folder that `reconstruct` wrote.")]
@@ -60,9 +61,8 @@ def report(folder: Folder, *, truth: TruthFile | None = None, json: Json = False
 
     Example: recollect report run/found --truth run/truth.safetensors
     """
-    from recollect.records import read_record
-    from recollect.report.html import render, summary
-    from recollect.system.files import write_bytes
+    from recollect.records import FACTS, TENSORS, read_record
+    from recollect.report.html import render, summary, write_page
     from recollect.truth.files import check_run, read_truth
     from recollect.truth.metrics import evaluate as score_of
 
@@ -73,13 +73,14 @@ def report(folder: Folder, *, truth: TruthFile | None = None, json: Json = False
             "report this would "
             "replace; open its report.html"
         )
+    path = folder / "report.html"
+    keep_inputs([truth, folder / TENSORS, folder / FACTS], [path])
     record = read_record(folder)
     known = None if truth is None else read_truth(truth)
     if known is not None:
         check_run(known, record.run)
     score = None if known is None else score_of(record, known.inputs)
-    path = folder / "report.html"
-    write_bytes(path, render(record, known, score).encode(errors="replace"))
+    write_page(path, render(record, known, score))
     terminal.say(summary(record, score))
     terminal.say(f"Written to {path}.")
     terminal.answer({"report": str(path), **(score.facts() if score else {})})

@@ -31,9 +31,9 @@ def output_rank(network: Network, target: Theta, theta: Theta) -> int:
     Repeated labels may lower it, and so does n < c.
     """
     last = network.last
-    if not set(last.names) <= set(target):
+    if last.weight not in set(target):
         return network.c
-    parts = [target[name].double() for name in last.names]
+    parts = [target[name].double() for name in last.names if name in set(target)]
     delta = torch.cat([part if part.dim() > 1 else part[:, None] for part in parts], dim=1)
     values, W = torch.linalg.svdvals(delta), theta[last.weight]
     rounding = torch.finfo(W.dtype).eps / 2 * float(W.double().norm())

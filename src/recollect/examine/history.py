@@ -110,7 +110,7 @@ def undecayed(victim: Victim, decay: float) -> Victim:
     """The victim with (1 − c)θ0 instead of θ0, so that Δθ is only what gradients added."""
     assert victim.theta_0 is not None
     theta_0 = {
-        name: (1 - decay) * value.double() if value.is_floating_point() else value
+        name: (1 - decay) * value.double() if name in victim.network.trained else value
         for name, value in victim.theta_0.items()
     }
     return Victim(victim.network, theta_0, victim.theta_f, input_shape=victim.input_shape)
@@ -152,6 +152,8 @@ def _relation(victim: Victim) -> tuple[list[Finding], bool]:
     """Findings on how far training moved the weights, and whether it started from this θ0."""
     assert victim.theta_0 is not None
     names = [name for name in victim.network.trained if victim.theta_f[name].dim() >= 2]
+    if not names:  # biases alone
+        return [], True
     before = torch.cat([victim.theta_0[name].double().flatten() for name in names])
     after = torch.cat([victim.theta_f[name].double().flatten() for name in names])
     moved = float((after - before).norm() / before.norm().clamp_min(1e-300))
@@ -189,7 +191,7 @@ def _grid(victim: Victim) -> str:
         victim.theta_f[name] for name in victim.network.trained if victim.theta_f[name].dim() >= 2
     ]
     for dtype, name in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
-        if all(
+        if tensors and all(
             tensor.dtype != dtype and torch.equal(tensor.to(dtype).to(tensor), tensor)
             for tensor in tensors
         ):

@@ -14,7 +14,7 @@ from recollect.examine.subspace import Spectrum, bias_scale, spectrum
 from recollect.shapes import Theta
 from recollect.victim.parity import Parity, parity
 from recollect.victim.read.checkpoint import Source
-from recollect.victim.victim import Victim, load
+from recollect.victim.victim import Victim, attackable, load
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Inspection:
     rank
         Coordinates of a point: the rank of ΔW_1, or d where there is no ΔW_1.
     counting
-        Equations and unknowns, for the last layer and for all.
+        Equations and unknowns, for the last layer and for all layers, as far as they were trained.
     norms_identifiable
         Whether the norm of a point shows.
     signs
@@ -125,7 +125,7 @@ def inspect(
     free, signs = not victim.network.homogeneous, parity(victim.network, victim.theta_f)
     counting = [
         _count(victim, found, parameters, rank if n is None else n)
-        for parameters in ("last", "all")
+        for parameters in attackable(victim.network)
     ]
     return Inspection(
         description=victim.describe(),
@@ -142,7 +142,7 @@ def inspect(
 def _count(victim: Victim, found: Spectrum | None, parameters: str, n: int) -> Counting:
     network, names = victim.network, victim.select(parameters)
     theta: Theta = victim.theta_f
-    rank = output_rank(network, victim.delta(network.last.names), theta)
+    rank = output_rank(network, victim.delta(network.trained), theta)
     sliced = found is not None and bias_scale(victim) is not None
     # Outside the span of ΔW_1 there is nothing to explain: those entries are no equations.
     if found is not None:

@@ -160,6 +160,23 @@ def _decompose(victim: Victim, *, augmented: bool, whole: bool) -> Spectrum:
     return Spectrum(s.cpu(), Vh.T.cpu(), rank, gap, found_gap)
 
 
+def feature_rank(victim: Victim) -> int | None:
+    """The number of directions that entered the first trained matrix behind layers that did not
+    move.
+
+    Its inputs a_i are then the same throughout training, so ΔW = Σ_i b_i a_iᵀ has at most as many
+    directions as there are points. None where there is no such matrix, or no gap in its spectrum.
+    """
+    names = [name for name in victim.network.trained if victim.theta_f[name].dim() == 2]
+    if not names or names[0] == victim.network.last.weight:
+        return None
+    delta = victim.delta(names[:1])[names[0]]
+    rank, _, found = gap_rule(
+        torch.linalg.svdvals(delta), delta.shape, rounding(victim.theta_f[names[0]])
+    )
+    return rank if found else None
+
+
 def sketched(delta: Float[Tensor, "p d"], floor: float) -> Spectrum | None:
     """The leading part of the spectrum by random projections; None where that shows no clear gap.
 

@@ -8,15 +8,17 @@ victim is returned if no finding does.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from recollect.errors import CheckpointError, RecollectError
+from recollect.examine.exchanged import counted_backwards, exchanged
 from recollect.examine.findings import Finding, Severity
 from recollect.shapes import Tensor
+from recollect.victim.mlp import MLP
 from recollect.victim.read.checkpoint import Checkpoint, Source, check_tensor, read_checkpoint
 from recollect.victim.victim import Victim, differences
 
@@ -48,7 +50,7 @@ def validate(
         try:
             read.append(checkpoint := read_checkpoint(path))
         except CheckpointError as error:
-            findings.append(replace(_stop(str(error)), severity=Severity.UNREADABLE))
+            findings.append(replace(stop(str(error)), severity=Severity.UNREADABLE))
             continue
         findings += [finding for finding in _of_names(checkpoint) if finding not in findings]
         findings += _of_tensors(checkpoint)
@@ -74,8 +76,10 @@ def validate(
             before, after, activation=activation, model=model, input_shape=input_shape
         )
     except RecollectError as error:
-        return Validation(None, (*findings, _stop(str(error))))
-    return Validation(victim, (*findings, *_of_rules(victim)))
+        return Validation(None, (*findings, stop(str(error))))
+    if exchanged(victim) or counted_backwards(before, after):
+        findings.append(_EXCHANGED)
+    return Validation(victim, (*findings, *_of_unmoved(victim), *_of_rules(victim)))
 
 
 _NO_START = Finding(
@@ -83,6 +87,14 @@ _NO_START = Finding(
     "there are no weights from before training",
     "the attack explains θf − θ0 and needs both",
     "give the first checkpoint, or make it again from the seed of the initialisation",
+)
+_EXCHANGED = Finding(
+    Severity.LIMITS,
+    "the two checkpoints seem to be exchanged: the second looks as before its first step, and the "
+    "first looks trained",
+    "the change is taken backwards, and what is not found tells nothing",
+    "give the weights from before training first, then those from after it",
+    misfit=True,
 )
 _LORA = Finding(
     Severity.STOPS,
@@ -160,12 +172,13 @@ _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[str], Finding]], ...
 )
 
 
-def _stop(message: str) -> Finding:
+def stop(message: str) -> Finding:
+    """The finding that a message is, whose remedy follows its last semicolon."""
     seen, _, remedy = message.rpartition("; ")
     return Finding(
         Severity.STOPS,
         seen or message,
-        "nothing can be said of this file",
+        "nothing can be said of this model",
         remedy if seen else "check it",
     )
 
@@ -197,7 +210,7 @@ def _of_tensors(checkpoint: Checkpoint) -> Iterable[Finding]:
             if tensor.dtype in (torch.int8, torch.uint8, torch.int32, torch.qint8, torch.quint8):
                 integers = True
             else:
-                unusable.append(_stop(str(error)))
+                unusable.append(stop(str(error)))
     if integers and not any(_SPOKEN[1][0].search(name) for name in state):
         yield _QUANTISED
     yield from unusable[:_SHOWN]
@@ -224,12 +237,44 @@ def _of_layers(model: nn.Module) -> Iterable[Finding]:
                 yield made
 
 
+def _of_unmoved(victim: Victim) -> Iterable[Finding]:
+    """Finding on layers that training did not move."""
+    network = victim.network
+    if isinstance(network, MLP) and network.scale != 1.0:  # random features: that is what they are
+        return
+    same = [
+        name
+        for name, value in victim.theta_f.items()
+        if value.is_floating_point()
+        and name not in network.trained
+        and torch.equal(victim.theta_0[name] if victim.theta_0 else value, value)
+    ]
+    if same:
+        yield Finding(
+            Severity.LIMITS,
+            f"training did not move {_listed(same)}",
+            "they are taken as frozen, and the attack explains the change of the others",
+            "if they were trained, give the checkpoints from before and after all of it",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
 def _of_rules(victim: Victim) -> Iterable[Finding]:
+    if victim.network.first is None:
+        yield Finding(
+            Severity.LIMITS,
+            "the first layer is no linear map of the whole input, or is used more than once",
+            "its change does not show the span of the data: points are sought in all "
+            f"{victim.d} dimensions of an input",
+            "nothing to do",
+        )
     if untapped := victim.network.untapped:
         yield Finding(
             Severity.LIMITS,
-            "some layers have no rule here "
-            f"({', '.join(untapped[:_SHOWN])}{', …' if len(untapped) > _SHOWN else ''})",
+            f"some layers have no rule here ({_listed(untapped)})",
             "gradients of all layers take conjugate gradients, and the search is the paper's "
             "gradient descent",
             "the last layer is attacked as usual",

@@ -61,13 +61,15 @@ class LastLayerObjective(GramObjective):
     def __init__(
         self, evidence: Evidence, *, device: torch.device, dtype: torch.dtype, lifted: bool = False
     ) -> None:
-        last = evidence.network.last
-        super().__init__(evidence, last.names, device=device, dtype=dtype, lifted=lifted)
+        last, known = evidence.network.last, set(evidence.target)
+        names = tuple(name for name in last.names if name in known)
+        super().__init__(evidence, names, device=device, dtype=dtype, lifted=lifted)
+        self.rows = Rows(evidence, lifted=lifted, device=device, dtype=dtype)
         delta = self._target.delta
         self.delta = delta[last.weight]
-        if last.bias is not None:  # a bias is the weight of a feature that is always 1
+        if self.rows.biased:
+            assert last.bias is not None
             self.delta = torch.cat([self.delta, delta[last.bias][:, None]], dim=1)
-        self.rows = Rows(evidence, lifted=lifted, device=device, dtype=dtype)
 
     @property
     def name(self) -> str:

@@ -55,7 +55,8 @@ class Rows:
         if lifted and isinstance(network, MLP) and network.depth == 2:
             # The even part of the activation gives them with half the work.
             self._network, self._averaged = replace(network, parity=1), False
-        self.biased = network.last.bias is not None
+        self.biased = network.last.bias in set(evidence.target)
+        """Whether a bias is part of the target: it is the weight of a feature that is always 1."""
         self.families = len(thetas)
         self.fixed = self._linear_parts(device, dtype) if lifted else None
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from recollect.auditing.call import Audit
-from recollect.auditing.verdict import ANSWERS, CALLED, Verdict
+from recollect.auditing.verdict import CALLED, Verdict
 from recollect.examine.findings import Severity
+from recollect.records import versions
 from recollect.report.figures import confidence_plot, error_plot, loss_trace, spectrum_plot
 from recollect.report.html import SHOWN, hidden, image_pairs, page
 from recollect.report.pictures import data_uri
@@ -33,6 +34,10 @@ _MEANING = {
         "victims looks no "
         "different. What was seen is listed below."
     ),
+    Verdict.INTERRUPTED: (
+        "Nothing follows from an audit that did not run to its end. What was tried until then is "
+        "listed below."
+    ),
 }
 _ADVICE = {
     Verdict.EXPOSED: (
@@ -58,6 +63,7 @@ _ADVICE = {
     ),
 }
 _ADVICE[Verdict.PARTLY] = _ADVICE[Verdict.EXPOSED]
+_ADVICE[Verdict.INTERRUPTED] = ("Do not take this for safety: run the audit again, to its end.",)
 _NOT_IN_WEIGHTS = (
     "What a state dict does not say can hide data from this audit: the activation (--activation), "
     "dropout, the "
@@ -68,12 +74,12 @@ _NOT_IN_WEIGHTS = (
 def render_audit(done: Audit) -> str:
     """The page of an audit, including one that was stopped by a finding."""
     calls, verdict, findings, score = done.called, done.verdict, done.findings, done.score
-    record = done.record()
+    record, found = done.record(), done.reconstruction
     pairs = [] if record is None else image_pairs(record, done.truth, score, SHOWN)
     sections: dict[str, Any] = {
         "verdict": verdict.value,
         "grave": verdict in (Verdict.EXPOSED, Verdict.PARTLY),
-        "answer": ANSWERS[verdict],
+        "answer": done.answer,
         "summary": _summary(done),
         "victim": "" if done.outcome is None else done.outcome.inspection.description,
         "meaning": _MEANING[verdict],
@@ -101,8 +107,8 @@ def render_audit(done: Audit) -> str:
         ],
         "hidden": hidden(record, score) if record is not None and pairs else 0,
         "confidence": None
-        if record is None or record.confidence is None
-        else confidence_plot(record.confidence.tolist(), CALLED),
+        if found is None or found.confidence is None
+        else confidence_plot(found.confidence.tolist(), CALLED),
         "trace": None if record is None else loss_trace(record.trace.tolist()),
         "spectrum": None
         if record is None or record.singular_values is None
@@ -110,8 +116,8 @@ def render_audit(done: Audit) -> str:
         "errors": None
         if score is None
         else error_plot(score.errors.tolist(), RECOVERED, score.chance.get("span")),
-        "notes": [] if record is None else record.facts.get("notes", []),
-        "facts": {} if record is None else record.facts,
+        "notes": [] if found is None else found.notes,
+        "versions": versions(),
         "called": None if calls is None else int(calls.sum()),
         "threshold": RECOVERED,
         "level": CALLED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -14,6 +15,7 @@ import torch
 from recollect.records import Record
 from recollect.report.figures import error_plot, loss_trace, spectrum_plot
 from recollect.report.pictures import data_uri
+from recollect.system.files import write_bytes
 from recollect.truth.files import Truth
 from recollect.truth.images import guess_shape, stretch
 from recollect.truth.metrics import RECOVERED, Score, psnr, ssim
@@ -67,8 +69,25 @@ def render(record: Record, truth: Truth | None, score: Score | None) -> str:
     return page("report.html.j2", sections)
 
 
+PRIVATE = "This report shows private data: training inputs, or what was recovered of them."
+"""The first line of a page with pictures."""
+
+
+def shows_private_data(page: str) -> bool:
+    """Whether the first line of a page says that the page shows private data."""
+    return PRIVATE in page.partition("\n")[0]
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page. One that shows private data can be read by its owner alone."""
+    write_bytes(path, page.encode(errors="replace"), private=shows_private_data(page))
+
+
 def page(template: str, sections: Mapping[str, Any]) -> str:
-    """Fill in a template of this folder. All inserted values are escaped."""
+    """Fill in a template of this folder. All inserted values are escaped.
+
+    A page with `pairs` of pictures says in its first line that it shows private data.
+    """
     folder = importlib.resources.files("recollect.report")
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(
@@ -80,7 +99,8 @@ def page(template: str, sections: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["sentence"] = _sentence
-    return environment.get_template(template).render(sections)
+    private = PRIVATE if sections["pairs"] else ""
+    return environment.get_template(template).render(sections, private=private)
 
 
 def _sentence(text: str) -> str:

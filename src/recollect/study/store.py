@@ -78,7 +78,7 @@ class Store:
         points: Float[Tensor, "n d"],
     ) -> None:
         if job.keep_points:
-            write_bytes(self.points(job), tensor_bytes({"inputs": points}))
+            write_bytes(self.points(job), tensor_bytes({"inputs": points}), private=True)
         content = {"job": job.columns(), "result": result, "seconds": seconds}
         write_files({self._path("results", job): json_bytes(content)})
         self.forgive(job)

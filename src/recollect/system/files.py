@@ -17,7 +17,7 @@ import stat
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +35,21 @@ _WRITER = hashlib.sha256(platform.node().encode()).hexdigest()[:8] + "-"
 """Host part of a temporary file's name; the process id follows."""
 
 
-def write_files(contents: Mapping[Path, bytes]) -> None:
+def write_files(contents: Mapping[Path, bytes], *, private: Container[Path] = ()) -> None:
     """Write several files: first all of them to temporary files on the disk, and then rename these
     one by one.
 
     If one of them cannot be written, no target is changed. After a crash between two renames, some
     of the targets are new and the others old. A signal that asks the process to end waits until all
-    of them are written.
+    of them are written. Files in `private` can be read and written by their owner alone (mode
+    0600); the others get ordinary permissions.
     """
     with postponed():
-        _write(contents)
+        _write(contents, private)
         note_written(contents)
 
 
-def _write(contents: Mapping[Path, bytes]) -> None:
+def _write(contents: Mapping[Path, bytes], private: Container[Path]) -> None:
     staged: dict[Path, str] = {}
     made = [
         folder
@@ -66,9 +67,8 @@ def _write(contents: Mapping[Path, bytes]) -> None:
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.chmod(
-                staged[path], 0o666 & ~_umask()
-            )  # mkstemp creates a private file; a result has ordinary permissions
+            if path not in private:  # mkstemp creates a private file
+                os.chmod(staged[path], 0o666 & ~_umask())
         for path in contents:
             os.replace(staged[path], path)
             del staged[path]
@@ -145,8 +145,8 @@ def _umask() -> int:
     return umask
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    write_files({path: content})
+def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
+    write_files({path: content}, private=(path,) if private else ())
 
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SAME_SECONDS = 1.0
@@ -146,3 +147,31 @@ def leave_to_parent() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+@contextmanager
+def noticed() -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether one of the three signals has arrived since. Handlers that
+    are installed do what they did before.
+
+    An attack that is interrupted returns the best that it has found, so whoever calls several
+    attacks cannot rely on an exception to learn of the interruption.
+    """
+    arrived: list[int] = []
+    before: dict[int, Any] = {}
+    # Python runs signal handlers in its main thread, and only that thread may set them.
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in ENDING}
+        before = {number: handler for number, handler in handlers.items() if callable(handler)}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        before[number](number, frame)
+
+    try:
+        for number in before:
+            signal.signal(number, handle)
+        yield lambda: bool(arrived)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -83,7 +83,8 @@ def write_training(folder: Path, made: Made) -> dict[str, Any]:
             folder / TRUTH: tensor_bytes(truth, about_truth),
             folder / "basis.safetensors": tensor_bytes({"U": data.basis}),
             folder / "train.json": json_bytes(facts),
-        }
+        },
+        private=(folder / "truth.safetensors", folder / "basis.safetensors"),
     )
     return facts
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -83,6 +83,9 @@ class MLP:
         return tuple(
             name for layer in self.layers for name in layer.names if name not in self.frozen
         )
+
+    def fixing(self, names: Collection[str]) -> MLP:
+        return replace(self, frozen=self.frozen | set(names))
 
     @property
     def identity(self) -> str:
@@ -166,7 +169,7 @@ class MLP:
         H = H if self.scale == 1.0 else self.scale * H
         Y = _linear(theta, self.last, H)
         taps.append(Tap(self.last, H[:, None, :], Y))
-        return Y, tuple(tap for tap in taps if tap.layer.weight not in self.frozen)
+        return Y, tuple(tap for tap in taps if not self.frozen.issuperset(tap.layer.names))
 
     def bent(
         self, theta: Theta, X: Float[Tensor, "n d"], alpha: Float[Tensor, "n c"]
@@ -202,7 +205,7 @@ class MLP:
                 further = own if further is None else further + own
             D, dD, factor = back * slope, further, 1.0
             bents.append(Bent(self.layers[k], *entered[k], D.T, dD))
-        return [bent for bent in reversed(bents) if bent.layer.weight not in self.frozen]
+        return [bent for bent in reversed(bents) if not self.frozen.issuperset(bent.layer.names)]
 
     def smoothed(self, theta: Theta, X: Float[Tensor, "n d"], tau: float) -> MLP:
         H, widths = X, []

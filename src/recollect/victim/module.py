@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recollect.errors import VictimError
+from recollect.errors import VictimError, one_line
 from recollect.shapes import Float, Tensor, Theta
 from recollect.victim.activations import Activation
 from recollect.victim.network import Derivative, Layer, Tap
@@ -78,24 +80,28 @@ class ModuleNetwork:
         }
         try:
             self._check_output(exact, X)
-        except (
-            RuntimeError,
-            ValueError,
-            IndexError,
-        ) as error:  # The module itself rejects its input.
+            self._tapped = self._find_taps(exact, X)
+            self.first = self._find_first(first_name, first, exact, X)
+            self.homogeneous = self._probe_homogeneity(exact, X)
+        except VictimError:
+            raise
+        except Exception as error:  # The module itself rejects its input, in whatever way.
             raise VictimError(
                 f"expected a module that takes inputs of shape {self.input_shape}, got: "
-                f"{str(error).splitlines()[0]}; "
+                f"{one_line(error)}; "
                 "check input_shape, and the weights"
             ) from None
-        starts_linear = torch.equal(self._entering(first_name, exact, X).reshape(len(X), -1), X)
-        self.first = _names(first_name, first) if starts_linear else None
-        self._tapped = self._find_taps(exact, X)
-        self.homogeneous = self._probe_homogeneity(exact, X)
 
     @property
     def d(self) -> int:
         return math.prod(self.input_shape) if self._U is None else self._U.shape[1]
+
+    def fixing(self, names: Collection[str]) -> ModuleNetwork:
+        fixed = copy.copy(self)
+        fixed.trained = tuple(name for name in self.trained if name not in names)
+        left = {name.rpartition(".")[0] for name in fixed.trained}
+        fixed._tapped = tuple(name for name in self._tapped if name in left)
+        return fixed
 
     @property
     def identity(self) -> str:
@@ -103,7 +109,8 @@ class ModuleNetwork:
 
     def __call__(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
         own = {name: value for name, value in theta.items() if name in self._names}
-        outputs: Tensor = torch.func.functional_call(self._module, own, (self._lift(X),))
+        with _plain_attention():
+            outputs: Tensor = torch.func.functional_call(self._module, own, (self._lift(X),))
         return outputs
 
     def features(self, theta: Theta, X: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
@@ -247,6 +254,18 @@ class ModuleNetwork:
             for hook in hooks:
                 hook.remove()
 
+    def _find_first(self, name: str, layer: nn.Linear, theta: Theta, X: Tensor) -> Layer | None:
+        """The first linear layer, if it is applied once, and to the whole input.
+
+        A layer that is applied to each token, or a second time to something else, changes by a sum
+        that the inputs do not span.
+        """
+        names = _names(name, layer)
+        calls = self._calls((name,), theta, X)[1][name]
+        whole = len(calls) == 1 and calls[0][1].shape == X.shape and torch.equal(calls[0][1], X)
+        ruled = name in self._tapped or not set(names.names) & set(self.trained)
+        return names if whole and ruled else None
+
     def _find_taps(self, theta: Theta, X: Tensor) -> tuple[str, ...]:
         """Names of the trained layers whose gradient at X agrees with the formula of `Tap`.
 
@@ -292,10 +311,18 @@ class ModuleNetwork:
 
     def _check_output(self, theta: Theta, X: Tensor) -> None:
         bias = None if self.last.bias is None else theta[self.last.bias]
+        outputs, calls = self._calls((self._last_name,), theta, X)
+        entered = [list(entered.shape) for _, entered, _ in calls[self._last_name]]
+        if len(entered) != 1 or len(entered[0]) != 2 or entered[0][0] != len(X):
+            raise VictimError(
+                f"expected a module that applies its last linear layer {self._last_name} once to "
+                f"one vector of features for each input, got {len(entered)} calls with shapes "
+                f"{entered[:4]} for {len(X)} inputs; give a module that pools its tokens or "
+                "positions before that layer"
+            )
         expected = torch.nn.functional.linear(
             self.features(theta, X), theta[self.last.weight], bias
         )
-        outputs = self(theta, X)
         if outputs.shape != expected.shape or not torch.allclose(
             outputs, expected, rtol=1e-9, atol=1e-12
         ):
@@ -312,6 +339,18 @@ class ModuleNetwork:
         H1, H2 = self.features(theta, X), self.features(theta, 2 * X)
         ratio = H2.norm() / H1.norm().clamp_min(1e-300)
         return self.last.bias is None and torch.allclose(H2, ratio * H1, rtol=1e-9, atol=1e-12)
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention by its formula: fused kernels have no second derivatives and no forward mode."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 class _Gradual(nn.Module):

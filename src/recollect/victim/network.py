@@ -6,7 +6,7 @@ random features, and `victim/module.py` for any torch module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -96,6 +96,9 @@ class Network(Protocol):
     @property
     def trained(self) -> tuple[str, ...]:
         """The parameters that training changes: θ without the frozen ones."""
+
+    def fixing(self, names: Collection[str]) -> Network:
+        """The same network, of which training does not change these parameters."""
 
     @property
     def identity(self) -> str:

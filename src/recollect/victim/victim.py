@@ -105,17 +105,42 @@ class Victim:
         shape = input_shape or architecture.input_shape
         if model is not None:
             theta_f = _check_model(model, theta_f)
-            return cls(
-                model,
-                None if theta_0 is None else _check_model(model, theta_0),
-                theta_f,
-                input_shape=shape,
-                run=architecture.run,
-            )
+            theta_0 = None if theta_0 is None else _check_model(model, theta_0)
+            victim = cls(model, theta_0, theta_f, input_shape=shape, run=architecture.run)
+            return victim._with_unmoved_fixed()
         network = infer_network(theta_f, activation or architecture.activation)
         if shape is not None and torch.Size(shape).numel() != network.d:
             shape = None
-        return cls(network, theta_0, theta_f, input_shape=shape, run=architecture.run)
+        victim = cls(network, theta_0, theta_f, input_shape=shape, run=architecture.run)
+        return victim._with_unmoved_fixed()
+
+    def _with_unmoved_fixed(self) -> Victim:
+        """The victim whose network says of parameters that did not change that they were not
+        trained.
+
+        Gradients with respect to such parameters explain nothing: they are not zero, but a change
+        that nobody made is.
+        """
+        if not (unmoved := self.unmoved):
+            return self
+        if set(unmoved) == set(self.network.trained):
+            raise CheckpointError(
+                f"expected training to have moved {', '.join(unmoved[:4])}, got a change in other "
+                "tensors alone; give the checkpoints of another run, or a model that trains these"
+            )
+        network = self.network.fixing(unmoved)
+        return Victim(
+            network, self.theta_0, self.theta_f, input_shape=self.input_shape, run=self.run
+        )
+
+    @property
+    def unmoved(self) -> tuple[str, ...]:
+        """The trained parameters that are the same before and after training."""
+        before = self.theta_0
+        if before is None:
+            return ()
+        same = (n for n in self.network.trained if torch.equal(before[n], self.theta_f[n]))
+        return tuple(same)
 
     @property
     def d(self) -> int:
@@ -151,7 +176,7 @@ class Victim:
         network = self.network
         if not isinstance(network, MLP):
             return f"torch module, {network.d} inputs, {network.c} outputs"
-        kind = "random features" if network.frozen else f"{network.depth}-layer network"
+        kind = "random features" if network.scale != 1.0 else f"{network.depth}-layer network"
         biases = "with" if any(layer.bias for layer in network.layers) else "without"
         phi = f"{network.activation} (assumed)" if network.assumed else network.activation
         return f"{kind}, widths {'–'.join(map(str, network.widths))}, {phi}, {biases} biases"
@@ -253,10 +278,24 @@ def _check_same(theta_0: Theta, theta_f: Theta) -> None:
         )
 
 
+def attackable(network: Network) -> tuple[str, ...]:
+    """The choices of parameters that an audit tries: `last` where the last layer was trained and
+    its gradient is that of a linear layer, and `all` where others were trained."""
+    last = network.last.weight
+    if last not in network.trained or last in network.untapped:
+        return ("all",)
+    return ("last",) if set(network.trained) <= set(network.last.names) else ("last", "all")
+
+
 def select(network: Network, parameters: str) -> tuple[str, ...]:
     """Parameter names for `last`, `all`, or a comma-separated list of tensors or layers."""
     if parameters == "last":
-        return network.last.names
+        if network.last.weight not in network.trained:
+            raise VictimError(
+                f"expected training to have moved the last layer ({network.last.weight}), got no "
+                "change; use --parameters all"
+            )
+        return tuple(name for name in network.last.names if name in network.trained)
     if parameters == "all":
         return network.trained
     chosen = []

@@ -111,8 +111,9 @@ class AllLayerStages(Stages[ExactObjective]):
     def _spare(self, n: int, endpoints: Endpoints = Endpoints.FINAL) -> float:
         """Equations of the last layer over its unknowns; 0 where it does not take part."""
         problem = self.problem
-        names = problem.victim.network.last.names
-        if not set(names) <= set(problem.names):
+        network = problem.victim.network
+        names = [name for name in network.last.names if name in network.trained]
+        if network.last.weight not in names or not set(names) <= set(problem.names):
             return 0.0
         if not any(bool(problem.evidence.target[name].any()) for name in names):
             return 0.0

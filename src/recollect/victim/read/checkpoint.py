@@ -8,7 +8,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = re.compile(r"(?:module\.|_orig_mod\.)*")
 """Prefixes that `DataParallel` and `torch.compile` put before every name."""
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+COUNTERS = ("epoch", "step", "global_step", "iteration")
+"""Keys under which training checkpoints say how far training was."""
 _COUNTS = (torch.int64, torch.bool)
 """Types of buffers that are not weights: counters, positions, masks. Smaller integers are quantised
 weights."""
@@ -42,6 +44,8 @@ class Checkpoint:
     """The metadata of a `.safetensors` file; empty for other sources."""
     beside: frozenset[str] = frozenset()
     """The keys of everything else in the file: settings, scores, the state of an optimiser."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """The largest number under each key that counts training, such as `epoch` or `global_step`."""
 
 
 Source = str | Path | Mapping[str, Any] | nn.Module
@@ -68,6 +72,7 @@ def read_checkpoint(source: Source) -> Checkpoint:
         start = stream.read(9)
     metadata: dict[str, str] = {}
     beside: frozenset[str] = frozenset()
+    counts: dict[str, int] = {}
     torchs = start.startswith((b"PK\x03\x04", b"\x80"))  # zip, or pickle (before torch 1.6)
     # A safetensors file begins with the length of its header, whose first byte may be a pickle's.
     if start[8:] == b"{" and (
@@ -78,7 +83,7 @@ def read_checkpoint(source: Source) -> Checkpoint:
         except FileError as error:
             raise CheckpointError(str(error)) from None
     elif torchs:
-        tensors, beside = _read_torch(path)
+        tensors, beside, counts = _read_torch(path)
     else:
         raise CheckpointError(
             f"expected a .safetensors or .pt checkpoint, got {path.name}, which begins like "
@@ -90,7 +95,7 @@ def read_checkpoint(source: Source) -> Checkpoint:
         raise CheckpointError(f"expected tensors in {path}, got none; save the model's state_dict")
     names = bare_names(tensors)
     return Checkpoint(
-        path, {names[name]: tensor for name, tensor in tensors.items()}, metadata, beside
+        path, {names[name]: tensor for name, tensor in tensors.items()}, metadata, beside, counts
     )
 
 
@@ -165,7 +170,7 @@ def is_extra(name: str) -> bool:
     return name.rpartition(".")[2] == "_extra_state"
 
 
-def _read_torch(path: Path) -> tuple[dict[str, Tensor], frozenset[str]]:
+def _read_torch(path: Path) -> tuple[dict[str, Tensor], frozenset[str], dict[str, int]]:
     try:
         with open_torch_file(path) as file:
             state = _state_dict(file, path)
@@ -183,7 +188,7 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], frozenset[str]]:
                     f"expected a name for each tensor in {path}, got {twice!r} and '{twice}'; name "
                     "them apart"
                 )
-            return tensors, _keys(file.content, without=state)
+            return tensors, *_beside(file.content, without=state)
     except Forbidden as error:
         raise CheckpointError(
             f"expected plain tensors in {path}, got pickled code that loading would run ({error}); "
@@ -258,10 +263,13 @@ def _weight(file: TorchFile, value: Any) -> Asked | None:
     return value if isinstance(value, Asked) and file.is_tensor(value) else None
 
 
-def _keys(content: Any, without: object) -> frozenset[str]:
-    """All keys in the content except those of one dictionary. Each object is visited once, however
-    often it is referenced."""
+def _beside(content: Any, without: object) -> tuple[frozenset[str], dict[str, int]]:
+    """All keys in the content except those of one dictionary, and the numbers that count training.
+
+    Each object is visited once, however often it is referenced.
+    """
     keys: set[str] = set()
+    counts: dict[str, int] = {}
     seen, left = {id(without)}, [content]
     while left:
         one = left.pop()
@@ -269,8 +277,12 @@ def _keys(content: Any, without: object) -> frozenset[str]:
             continue
         seen.add(id(one))
         if isinstance(one, dict):
-            keys.update(key for key in one if isinstance(key, str))
+            for key, value in one.items():
+                if isinstance(key, str):
+                    keys.add(key)
+                if key in COUNTERS and type(value) is int:
+                    counts[key] = max(value, counts.get(key, value))
             left += one.values()
         else:
             left += (one.args, one.state) if isinstance(one, Asked) else one
-    return frozenset(keys)
+    return frozenset(keys), counts

@@ -1,0 +1,159 @@
+"""Modules whose first or last layer is no map of the whole input end in a finding and a report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from recollect.cli import main
+from recollect.errors import VictimError
+from recollect.victim.module import ModuleNetwork
+
+MODELS = '''
+import torch
+from torch import nn
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(8, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 2)
+    def forward(self, x):
+        return self.head(self.block(self.embed(x)).mean(1))
+
+class Tokens(nn.Module):
+    """The last layer too is applied to each token."""
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 2)
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)))
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 2)
+    def forward(self, x):
+        return self.b(torch.relu(self.a(torch.relu(self.a(x.flatten(1))))))
+
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(8, 8), nn.Linear(8, 2)
+    def forward(self, x):
+        h = x.new_zeros(len(x), 8)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+        return self.head(h)
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 2)
+    def forward(self, x):
+        return self.head(self.layer(x)[0][:, -1])
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 8), nn.Linear(8, 2)
+    def forward(self, x):
+        return self.head(self.table(x.long()).mean((1, 2)))
+
+class Convolution(nn.Module):
+    """Applied to two halves of the input."""
+    def __init__(self):
+        super().__init__()
+        self.c, self.head = nn.Conv1d(4, 3, 3, padding=1), nn.Linear(24, 2)
+    def forward(self, x):
+        return self.head((torch.relu(self.c(x)) + torch.relu(self.c(x.flip(2)))).flatten(1))
+
+class Picky(nn.Module):
+    """Raises errors of every kind that is not expected."""
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 8), nn.Linear(8, 2)
+    def forward(self, x):
+        if len(x) == 3:
+            raise KeyError("three")
+        return self.b(torch.relu(self.a(x.flatten(1))))
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 8), nn.Linear(8, 2)
+    def forward(self, x, y):
+        return self.b(torch.relu(self.a(x)))
+'''
+STOPPED = ("Tokens", "Words", "TwoInputs")
+
+
+def models(folder: Path) -> dict[str, type[nn.Module]]:
+    (folder / "zoo.py").write_text(MODELS)
+    made: dict[str, type[nn.Module]] = {"__name__": "zoo"}  # type: ignore[dict-item]
+    exec(MODELS, made)
+    names = [*STOPPED, "Transformer", "Twice", "Cell", "Recurrent", "Convolution", "Picky"]
+    return {name: made[name] for name in names}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*STOPPED, "Transformer", "Twice", "Cell", "Recurrent", "Convolution", "Picky"],
+)
+def test_a_model_that_does_not_fit_ends_in_a_finding(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("recollect.auditing.run.NULLS", {})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "zoo", raising=False)
+    torch.manual_seed(0)
+    before = models(tmp_path)[name]().state_dict()
+    after = {key: value + 0.01 * torch.randn_like(value) for key, value in before.items()}
+    torch.save(before, "a.pt")
+    torch.save(after, "b.pt")
+    options = ["--model", f"zoo:{name}", "--input-shape", "4,8", "--n", "3", "--budget", "2s"]
+    code = main(["audit", "a.pt", "b.pt", "--out", "out", *options, "--device", "cpu", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert code == (2 if name in STOPPED else 0)
+    seen = " ".join(one["seen"] for one in answer["findings"])
+    assert answer["verdict"] in ("cannot be judged", "not exposed within budget", "partly exposed")
+    if name not in (*STOPPED, "Picky"):
+        assert "first layer is no linear map of the whole input" in seen
+    if name == "Picky":
+        assert "KeyError" in json.dumps(answer["attempts"])
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_only_a_layer_that_meets_the_whole_input_once_is_the_first(tmp_path: Path) -> None:
+    zoo = models(tmp_path)
+    for name in ("Transformer", "Twice", "Cell", "Recurrent", "Convolution"):
+        module = zoo[name]().double()
+        assert ModuleNetwork(module, module.state_dict(), (4, 8)).first is None, name
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    first = ModuleNetwork(plain, plain.state_dict(), (4, 8)).first
+    assert first is not None
+    assert first.weight == "1.weight"
+    module = zoo["Tokens"]().double()
+    with pytest.raises(VictimError, match="expected a module that"):
+        ModuleNetwork(module, module.state_dict(), (4, 8))
+
+
+def test_attention_can_be_differentiated_in_every_way(tmp_path: Path) -> None:
+    """The Jacobian in forward mode agrees with small differences; fused kernels have none."""
+    module = models(tmp_path)["Transformer"]().double()
+    theta = {name: value.clone() for name, value in module.state_dict().items()}
+    network = ModuleNetwork(module, theta, (4, 8))
+    X = torch.randn(2, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    J = network.jacobian(theta, X)
+    v = torch.randn(32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ahead, behind = (network.features(theta, X + sign * 1e-6 * v) for sign in (1, -1))
+    assert torch.allclose((J @ v).T, (ahead - behind) / 2e-6, rtol=1e-5, atol=1e-7)
