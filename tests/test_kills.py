@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ def test_a_few_kills_do_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
     assert "6 cases" in shown
 
 
-def _at_once(contents: Mapping[Path, bytes]) -> None:
+def _at_once(contents: Mapping[Path, bytes], private: Container[Path]) -> None:
     """Writes without temporary files."""
     for path, content in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True)
