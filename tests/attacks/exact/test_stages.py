@@ -30,6 +30,7 @@ from recollect.attacks.base import Context
 from recollect.attacks.exact.all_layers import AllLayerStages
 from recollect.attacks.exact.confidence import confidence, expected_errors
 from recollect.attacks.exact.number import NumberStages
+from recollect.attacks.exact.run import STUCK
 from recollect.attacks.exact.tuning import Tuning
 from recollect.attacks.problem import Problem
 from recollect.attacks.reconstruct import UNTESTED
@@ -816,6 +817,21 @@ def test_the_last_layer_is_searched_from_other_starts_while_in_doubt() -> None:
     assert once == several[:1]  # the first search is the same, whatever follows
     expensive, _ = losses(restart_flops=1.0)
     assert expensive == once
+
+
+@pytest.mark.filterwarnings("ignore::recollect.errors.RecollectWarning")
+def test_no_point_is_called_where_more_is_left_than_the_data_leave() -> None:
+    victim, data = interpolated(0, n=12, d=8, r=4, p=40)
+    attack = Exact(
+        space=Basis(U=data.basis), rounds=1, tuning=replace(Tuning(), searches_in_doubt=1)
+    )
+    found = reconstruct(victim, 12, attack)
+    assert found.loss > Tuning().vanished
+    assert [one.points for one in found.withheld if one.why == STUCK] == [tuple(range(12))]
+    easy, truth = interpolated(0, n=4, d=8, r=4, p=200)
+    done = reconstruct(easy, 4, Exact(space=Basis(U=truth.basis)))
+    assert done.loss < Tuning().vanished
+    assert not done.withheld
 
 
 def test_a_residual_that_the_data_cannot_leave_is_a_doubt() -> None:

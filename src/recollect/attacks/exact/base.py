@@ -50,6 +50,8 @@ class Found:
     notes: tuple[str, ...]
     n_clear: bool | None
     n_tried: tuple[tuple[int, float], ...] = ()
+    stuck: bool = False
+    """Whether more is left unexplained than the data leave, where that is known."""
 
 
 class Stopped(Exception):
@@ -95,7 +97,8 @@ class Stages(ABC, Generic[S]):
         whole: State[ExactObjective] = State(
             state.problem, state.objective, state.outcome, state.signs_settled
         )
-        return Found(whole, self.stages, self.notes, self.n_clear, self.n_tried)
+        stuck = self.outcome.loss > self._floor
+        return Found(whole, self.stages, self.notes, self.n_clear, self.n_tried, stuck)
 
     @abstractmethod
     def explore(self, n: int | None) -> None:

@@ -13,11 +13,16 @@ from recollect.attacks.exact.number import NumberStages
 from recollect.attacks.options import Exact
 from recollect.attacks.problem import Problem, has_rules
 from recollect.attacks.projection import describe, run_problem
-from recollect.attacks.result import Reconstruction
+from recollect.attacks.result import Reconstruction, Withheld
 from recollect.attacks.runs import Runs
 from recollect.objective.base import ExactObjective
 from recollect.solve.gradient_descent import GradientDescent
 from recollect.victim.victim import Victim
+
+STUCK = (
+    "more is left unexplained than training data leave where the weights moved so little: the "
+    "search is stuck, and points that seem certain may be wrong"
+)
 
 
 def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Reconstruction:
@@ -50,8 +55,12 @@ def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Recon
         runs.resumed_at,
         confident=True,
     )
+    withheld = result.withheld
+    if found.stuck:
+        withheld = (*withheld, Withheld(tuple(range(len(result.inputs))), STUCK))
     return replace(
         result,
+        withheld=withheld,
         signs_settled=state.signs_settled,
         n_source="given" if n is not None else "residual",
         n_clear=found.n_clear,
