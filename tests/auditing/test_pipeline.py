@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -240,6 +240,15 @@ def hiding(interrupt: Callable[[], None], status: Status) -> Callable[..., Recon
     return attack
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT does what it does at a terminal. Where tests run in the background it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("status", [Status.TIME, Status.INTERRUPTED, Status.STATIONARY])
 def test_an_interrupt_is_never_swallowed(
     status: Status,
