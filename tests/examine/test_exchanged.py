@@ -14,9 +14,11 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+import recollect as rc
 from recollect.cli import main
 from recollect.examine.exchanged import exchanged, fresh
 from recollect.examine.validate import Validation, validate
+from recollect.truth.files import write_training
 from recollect.victim.read.infer import infer_network
 from recollect.victim.victim import Victim
 
@@ -147,6 +149,15 @@ def test_the_counts_in_the_files(tmp_path: Path) -> None:
         (of(a, global_step=True), of(b, global_step=False)),
     ):
         assert not says(checked(tmp_path, before, after)), (list(before), list(after))
+
+
+def test_the_steps_that_train_wrote(tmp_path: Path) -> None:
+    """Also for weights from a normal distribution, which tell nothing by themselves."""
+    made = rc.train(dataset="synthetic", n=3, dim=6, rank=3, width=40, seed=0)
+    write_training(tmp_path, made)
+    init, trained = tmp_path / "init.safetensors", tmp_path / "trained.safetensors"
+    assert not says(validate(init, trained))
+    assert says(validate(trained, init))
 
 
 def test_batches_that_were_counted() -> None:

@@ -19,6 +19,7 @@ import torch
 
 from recollect.shapes import Tensor, Theta
 from recollect.victim.read.checkpoint import COUNTERS, Checkpoint
+from recollect.victim.read.infer import Architecture
 from recollect.victim.victim import Victim
 
 _FEWEST = 1000
@@ -54,17 +55,23 @@ def counted_backwards(before: Checkpoint, after: Checkpoint) -> bool:
 
     A smaller count alone does not tell: fine-tuning begins to count again. An epoch of zero may be
     the first epoch, and then the optimiser has to say so as well: both files hold one, and only the
-    first has running averages.
+    first has running averages. Files that `recollect train` made hold the number of steps.
     """
+    first, second = ({**one.counts, **_steps(one)} for one in (before, after))
 
     def reset(key: str) -> bool:
-        return before.counts.get(key, 0) > 0 and after.counts.get(key) == 0
+        return first.get(key, 0) > 0 and second.get(key) == 0
 
     averages = {"exp_avg", "exp_inf", "square_avg", "momentum_buffer"}
     both = "param_groups" in before.beside & after.beside
     stepped = bool(averages & before.beside) and not averages & after.beside
     steps = (key for key in COUNTERS if key != "epoch")
     return any(map(reset, steps)) or (reset("epoch") and both and stepped)
+
+
+def _steps(checkpoint: Checkpoint) -> dict[str, int]:
+    step = Architecture.from_metadata(checkpoint.metadata).step
+    return {} if step is None else {"step": step}
 
 
 def fresh(name: str, theta: Theta) -> bool | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,10 @@ def write_training(folder: Path, made: Made) -> dict[str, Any]:
     truth = {"inputs": data.inputs, "targets": data.targets, "norms": data.norms}
     packed = (tensor_bytes(tensors) for tensors in (victim.theta_0, victim.theta_f, truth))
     run = hashlib.sha256(b"".join(packed)).hexdigest()[:16]
-    metadata = Architecture(
-        activation=network.activation, input_shape=data.input_shape, run=run
-    ).to_metadata()
+    start = Architecture(
+        activation=network.activation, input_shape=data.input_shape, run=run, step=0
+    )
+    end = replace(start, step=max(1, made.training.steps))
     space = data.pixel_space
     pixels = None if space is None else {"shape": space.shape, "mean": space.mean, "std": space.std}
     # One entry: several would be written in an order that changes from run to run.
@@ -78,8 +79,8 @@ def write_training(folder: Path, made: Made) -> dict[str, Any]:
     facts = {**training_facts(made), "run": run}
     write_files(
         {
-            folder / INIT: tensor_bytes(victim.theta_0, metadata),
-            folder / TRAINED: tensor_bytes(victim.theta_f, metadata),
+            folder / INIT: tensor_bytes(victim.theta_0, start.to_metadata()),
+            folder / TRAINED: tensor_bytes(victim.theta_f, end.to_metadata()),
             folder / TRUTH: tensor_bytes(truth, about_truth),
             folder / "basis.safetensors": tensor_bytes({"U": data.basis}),
             folder / "train.json": json_bytes(facts),

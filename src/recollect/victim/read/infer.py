@@ -33,9 +33,17 @@ class Architecture:
     input_shape: tuple[int, ...] | None = None
     run: str | None = None
     """A name that the two checkpoints of one training run share."""
+    step: int | None = None
+    """The steps of training before this checkpoint; None if the file does not say."""
 
     def to_metadata(self) -> dict[str, str]:
-        facts = {"activation": self.activation, "input_shape": self.input_shape, "run": self.run}
+        facts: dict[str, Any] = {
+            "activation": self.activation,
+            "input_shape": self.input_shape,
+            "run": self.run,
+        }
+        if self.step is not None:
+            facts["step"] = self.step
         return {METADATA_KEY: json.dumps(facts)}
 
     @classmethod
@@ -50,9 +58,12 @@ class Architecture:
                 raise ValueError
             name = content.get("activation")
             name = None if name is None else check_activation(str(name)).name
-            run = content.get("run")
+            run, step = content.get("run"), content.get("step")
             return cls(
-                activation=name, input_shape=shape, run=run if isinstance(run, str) else None
+                activation=name,
+                input_shape=shape,
+                run=run if isinstance(run, str) else None,
+                step=step if type(step) is int else None,
             )
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise CheckpointError(
