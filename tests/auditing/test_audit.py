@@ -58,6 +58,14 @@ def easy() -> tuple[Victim, Tensor]:
     return recipe.make(data, CPU).victim, data.inputs
 
 
+@cache
+def tiny() -> tuple[Victim, Tensor]:
+    """A victim on which an attack ends soon even where there is nothing to find."""
+    recipe = Recipe(dataset="synthetic", n=3, dim=6, rank=3, width=30, dtype="float64")
+    data = recipe.data()
+    return recipe.make(data, CPU).victim, data.inputs
+
+
 @pytest.mark.parametrize("name", NULLS)
 def test_null_victims_have_the_sizes_and_nothing_of_the_data(name: str) -> None:
     victim, _ = easy()
@@ -81,15 +89,21 @@ def test_null_victims_have_the_sizes_and_nothing_of_the_data(name: str) -> None:
             )
 
 
-def test_an_easy_victim_is_exposed_and_null_victims_are_not() -> None:
-    victim, inputs = easy()
-    done = run_audit(victim, budget=60.0, device="cpu")
+def test_an_easy_victim_is_exposed_and_a_null_victim_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("recollect.auditing.run.NULLS", {"shuffled": shuffled})
+    recipe = Recipe(dataset="synthetic", n=4, dim=8, rank=4, width=80, dtype="float64")
+    data = recipe.data()
+    victim, inputs = recipe.make(data, CPU).victim, data.inputs
+    done = run_audit(victim, budget=120.0, device="cpu")
     assert done.verdict is Verdict.EXPOSED
     assert done.best is not None
     assert done.best.found is not None
-    assert len(done.best.found.inputs) == 6
+    assert len(done.best.found.inputs) == 4
     assert evaluate(done.best.found, inputs).recovered == 1
-    assert done.null_points == 18
+    assert done.false_alarm_test
+    assert done.null_points == 4
     assert done.null_called == 0
     assert len(done.attempts) == 2  # one found the points, and one confirmed them
 
@@ -194,16 +208,9 @@ def test_a_start_of_another_run_cannot_be_judged() -> None:
     assert done.verdict is Verdict.UNKNOWN
 
 
-@cache
-def tiny() -> Victim:
-    """A victim on which an attack ends soon even where there is nothing to find."""
-    recipe = Recipe(dataset="synthetic", n=3, dim=6, rank=3, width=30, dtype="float64")
-    return recipe.make(recipe.data(), CPU).victim
-
-
 def test_a_null_victim_is_not_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recollect.auditing.run.NULLS", {})  # which take time, and are tested above
-    done = run_audit(shuffled(tiny(), 0), 3, budget=20.0, device="cpu")
+    done = run_audit(shuffled(tiny()[0], 0), 3, budget=20.0, device="cpu")
     assert done.verdict is Verdict.NOT_FOUND
     assert {attempt.setting.name.partition(",")[0] for attempt in done.attempts} == {
         "last layer",
@@ -395,7 +402,7 @@ def test_an_optimiser_saved_beside_the_weights_is_no_proof_of_safety(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recollect.auditing.run.NULLS", {})  # which take time, and are tested above
-    victim = tiny()
+    victim, _ = tiny()
     assert victim.theta_0 is not None
     null = shuffled(victim, 0)  # in which nothing is found
     adam = {"state": {0: {"exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}}}
@@ -410,7 +417,7 @@ def test_an_optimiser_saved_beside_the_weights_is_no_proof_of_safety(
             "--n",
             "3",
             "--budget",
-            "20s",
+            "10s",
             "--activation",
             "relu",
             "--json",
