@@ -42,7 +42,7 @@ LITTLE = 0.01
 that gradients at both ends explain, and a wrong one ten times as much and more."""
 _FULL = 0.9
 """From this share of all directions on, the rank of ΔW_1 may be that of the space and not n."""
-_MULTIPLES = (2, 4)
+_MULTIPLES = (1, 2, 4)
 RANDOM_STARTS = 3
 
 
@@ -88,8 +88,13 @@ def opening(
         yield Setting("all layers", victim, first, None, seed)
     if n is None and (rank := unseen_rank(looked)) is not None:
         for k, multiple in enumerate(_MULTIPLES):
-            name = f"{_LAYERS[kinds[0]]}, n = {multiple} × rank of ΔW1"
-            yield Setting(name, victim, first, multiple * rank, seed + 4 + k)
+            if multiple * rank in guesses.values():
+                continue
+            name = f"n = {multiple} × rank of ΔW1"
+            one = Setting(f"{_LAYERS[kinds[0]]}, {name}", victim, first, multiple * rank, seed + 4)
+            if every is not None and not in_time(one):  # all layers determine more points
+                one = replace(one, name=f"all layers, {name}", attack=every)
+            yield replace(one, seed=one.seed + k)
 
 
 def other_start(best: Setting, n: int, start: int, seed: int) -> Setting:
