@@ -36,6 +36,8 @@ from recollect.cli import main
 from recollect.errors import VictimError
 from recollect.examine.findings import Finding, Severity
 from recollect.examine.history import History
+from recollect.report.audit import _mark
+from recollect.report.html import Pair
 from recollect.shapes import Tensor
 from recollect.truth.recipe import Recipe
 from recollect.victim.victim import Victim
@@ -489,6 +491,16 @@ def test_the_facts_of_an_audit(tmp_path: Path, prepared: Callable[..., Prepared]
     facts = stopped.facts()
     assert (facts["reason"], facts["points"], facts["nulls"]) == ("no-evidence", [], [])
     assert facts["false_alarm_test"] is False
+
+
+def test_a_picture_is_marked_by_its_level() -> None:
+    known = levels(found([1.0, 0.6, 0.1, 0.1, 0.1, 0.1]))
+
+    def mark(number: int, error: float | None) -> str:
+        return _mark(Pair(number, error, None, None), known)
+
+    assert [mark(number, None) for number in (1, 2, 3)] == ["good", "near", "bad"]
+    assert [mark(3, error) for error in (0.05, 0.2, 0.3)] == ["good", "near", "bad"]
 
 
 def test_one_lost_point_does_not_move_the_median() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from recollect.auditing.result import Audit
-from recollect.auditing.verdict import CALLED, RECOGNISABLE, Verdict
+from recollect.auditing.verdict import CALLED, RECOGNISABLE, Level, Verdict, levels
 from recollect.examine.findings import Severity
 from recollect.records import versions
 from recollect.report.figures import confidence_plot, error_plot, loss_trace, spectrum_plot
-from recollect.report.html import SHOWN, hidden, image_pairs, page
+from recollect.report.html import SHOWN, Pair, hidden, image_pairs, page
 from recollect.report.pictures import data_uri
 from recollect.truth.metrics import NEAR, RECOVERED
 
@@ -75,6 +75,7 @@ def render_audit(done: Audit) -> str:
     """The page of an audit, including one that was stopped by a finding."""
     calls, verdict, findings, score = done.called, done.verdict, done.findings, done.score
     record, found = done.record(), done.reconstruction
+    known = () if found is None or found.confidence is None else levels(found)
     pairs = [] if record is None else image_pairs(record, done.truth, score, SHOWN)
     sections: dict[str, Any] = {
         "verdict": verdict.value,
@@ -98,9 +99,7 @@ def render_audit(done: Audit) -> str:
                 "number": pair.number,
                 "error": pair.error,
                 "confidence": pair.confidence,
-                "good": pair.error < RECOVERED
-                if pair.error is not None
-                else calls is not None and bool(calls[pair.number - 1]),
+                "mark": _mark(pair, known),
                 "true": None if pair.true is None else data_uri(pair.true),
                 "recovered": None if pair.recovered is None else data_uri(pair.recovered),
             }
@@ -130,6 +129,17 @@ def render_audit(done: Audit) -> str:
 
 def _points(count: int, one: str = "point is", several: str = "points are") -> str:
     return f"1 {one}" if count == 1 else f"{count} {several}"
+
+
+def _mark(pair: Pair, known: tuple[Level, ...]) -> str:
+    """The class that colours a picture's number: by its error, or by its level without truth."""
+    if pair.error is not None:
+        level = "recovered" if pair.error < RECOVERED else "recognisable"
+        return _MARKS[level if pair.error < NEAR else "none"]
+    return _MARKS[known[pair.number - 1]] if known else "bad"
+
+
+_MARKS = {"recovered": "good", "recognisable": "near", "none": "bad"}
 
 
 def no_false_alarm_test(done: Audit) -> str:
