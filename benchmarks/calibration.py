@@ -26,10 +26,10 @@ import torch
 
 from recollect import Exact, Subspace, reconstruct
 from recollect.auditing.nulls import NULLS
-from recollect.auditing.verdict import up_to_sign
+from recollect.auditing.verdict import RECOGNISABLE
 from recollect.errors import RecollectError, RecollectWarning
 from recollect.examine.subspace import spectrum
-from recollect.truth.metrics import evaluate
+from recollect.truth.metrics import NEAR, evaluate
 from recollect.truth.recipe import Recipe
 
 Row = dict[str, Any]
@@ -76,7 +76,7 @@ def points(recipe: Row, parameters: str, null: str | None) -> list[dict[str, flo
     )
     assert found.confidence is not None
     score = evaluate(found, data.inputs)
-    closest = score.closest_up_to_sign if up_to_sign(found) else score.closest
+    closest = score.closest if found.signs_settled else score.closest_up_to_sign
     known = zip(found.confidence.tolist(), closest.tolist(), strict=True)
     return [{"confidence": round(sure, 4), "error": round(error, 4)} for sure, error in known]
 
@@ -113,6 +113,50 @@ def table(paths: list[Path]) -> None:
         )
 
 
+ENOUGH_RIGHT, FALSE_ALARMS = 0.95, 1 / 500
+"""The level of recognisable points is the lowest one, in steps of 0.05, from which on this share of
+the points lies within a quarter of a training input, and at most this share of the points of null
+victims reaches it."""
+
+
+def recognisable(paths: list[Path]) -> None:
+    """The level of recognisable points: chosen on every other victim, reported on the rest."""
+    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    recipes = [json.dumps(row["recipe"], sort_keys=True) for row in rows]
+    place = {recipe: k for k, recipe in enumerate(dict.fromkeys(recipes))}
+    # The seeds and kinds of the victims follow one another, so each half has some of every kind.
+    halves = [
+        [row for row, recipe in zip(rows, recipes, strict=True) if place[recipe] % 2 == half]
+        for half in (0, 1)
+    ]
+    chosen = None
+    print("\n| recognisable from | within 0.25 | of those within 0.25 | null points |" + _HALF)
+    print("|---" * 7 + "|")
+    for level in (k / 20 for k in range(4, 17)):
+        columns = []
+        for k, half in enumerate(halves):
+            real, null = (
+                [one for row in half if (row["null"] is None) is is_real for one in row["points"]]
+                for is_real in (True, False)
+            )
+            near = [one for one in real if one["error"] < NEAR]
+            firm = [one for one in real if one["confidence"] >= level]
+            right = sum(one["error"] < NEAR for one in firm)
+            false = sum(one["confidence"] >= level for one in null)
+            columns.append(
+                f"{right / len(firm):.1%} of {len(firm)} | {right / len(near):.1%} | "
+                f"{false} of {len(null)}"
+            )
+            good = right >= ENOUGH_RIGHT * len(firm) and false <= FALSE_ALARMS * len(null)
+            if k == 0 and good and chosen is None:
+                chosen = level
+        print(f"| {level:g} | " + " | ".join(columns) + " |")
+    print(f"\nchosen on the first half: {chosen}; in use: {RECOGNISABLE}")
+
+
+_HALF = " other half: within 0.25 | of those within 0.25 | null points |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -131,6 +175,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.table:
         table(options.table)
+        recognisable(options.table)
         return
     if options.out is None:
         parser.error("--out or --table is needed")

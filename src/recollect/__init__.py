@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from recollect.attacks.options import Auto, Basis, Exact, FullSpace, Projection, Subspace
     from recollect.attacks.reconstruct import reconstruct
     from recollect.attacks.result import Reconstruction, Stage, Withheld
-    from recollect.auditing.call import Audit, audit
+    from recollect.auditing.call import audit
+    from recollect.auditing.result import Audit
     from recollect.auditing.verdict import Verdict
     from recollect.errors import InputError, RecollectError, RecollectWarning, RunError
     from recollect.examine.inspection import Inspection, inspect
@@ -37,7 +38,8 @@ _HOMES = {
     "attacks.options": "Auto Basis Exact FullSpace Projection Subspace",
     "attacks.reconstruct": "reconstruct",
     "attacks.result": "Reconstruction Stage Withheld",
-    "auditing.call": "Audit audit",
+    "auditing.call": "audit",
+    "auditing.result": "Audit",
     "auditing.verdict": "Verdict",
     "errors": "InputError RecollectError RecollectWarning RunError",
     "examine.inspection": "Inspection inspect",

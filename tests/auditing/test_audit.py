@@ -24,10 +24,12 @@ from hypothesis import strategies as st
 
 from recollect import Exact, Reconstruction, Status, Withheld, audit, reconstruct
 from recollect.attacks.problem import Problem
+from recollect.auditing.attempt import Setting
 from recollect.auditing.forecast import outlook
 from recollect.auditing.nulls import NULLS, shuffled
 from recollect.auditing.options import AuditOptions
-from recollect.auditing.run import Setting, _try, run_audit
+from recollect.auditing.run import run_audit
+from recollect.auditing.trying import attempt_at
 from recollect.auditing.verdict import Verdict, called, caveats, judge, judge_by_truth
 from recollect.cli import main
 from recollect.errors import OptionError
@@ -56,6 +58,14 @@ def easy() -> tuple[Victim, Tensor]:
     return recipe.make(data, CPU).victim, data.inputs
 
 
+@cache
+def tiny() -> tuple[Victim, Tensor]:
+    """A victim on which an attack ends soon even where there is nothing to find."""
+    recipe = Recipe(dataset="synthetic", n=3, dim=6, rank=3, width=30, dtype="float64")
+    data = recipe.data()
+    return recipe.make(data, CPU).victim, data.inputs
+
+
 @pytest.mark.parametrize("name", NULLS)
 def test_null_victims_have_the_sizes_and_nothing_of_the_data(name: str) -> None:
     victim, _ = easy()
@@ -79,17 +89,23 @@ def test_null_victims_have_the_sizes_and_nothing_of_the_data(name: str) -> None:
             )
 
 
-def test_an_easy_victim_is_exposed_and_null_victims_are_not() -> None:
-    victim, inputs = easy()
-    done = run_audit(victim, budget=60.0, device="cpu")
+def test_an_easy_victim_is_exposed_and_a_null_victim_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("recollect.auditing.run.NULLS", {"shuffled": shuffled})
+    recipe = Recipe(dataset="synthetic", n=4, dim=8, rank=4, width=80, dtype="float64")
+    data = recipe.data()
+    victim, inputs = recipe.make(data, CPU).victim, data.inputs
+    done = run_audit(victim, budget=120.0, device="cpu")
     assert done.verdict is Verdict.EXPOSED
     assert done.best is not None
     assert done.best.found is not None
-    assert len(done.best.found.inputs) == 6
+    assert len(done.best.found.inputs) == 4
     assert evaluate(done.best.found, inputs).recovered == 1
-    assert done.null_points == 18
+    assert done.false_alarm_test
+    assert done.null_points == 4
     assert done.null_called == 0
-    assert len(done.attempts) == 1  # nothing is left to try
+    assert len(done.attempts) == 2  # one found the points, and one confirmed them
 
 
 def test_where_training_biases_what_is_found_no_point_is_called(
@@ -107,7 +123,7 @@ def test_where_training_biases_what_is_found_no_point_is_called(
     assert done.best.called == 0
     assert done.best.likely == 6
     assert done.verdict is Verdict.PARTLY
-    assert len(done.attempts) == 1  # nothing is to be gained by more
+    assert len(done.attempts) == 2  # nothing is to be gained by more
 
 
 def test_in_networks_that_are_no_mlps_no_point_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,18 +173,18 @@ def test_an_activation_that_nobody_said_is_guessed(monkeypatch: pytest.MonkeyPat
 def test_nothing_is_called_of_an_attack_that_was_cut_off() -> None:
     victim, _ = easy()
     setting = Setting("last layer", victim, Exact(), 6, 0)
-    whole = _try(setting, CPU, quiet, math.inf)
+    whole = attempt_at(setting, CPU, quiet, math.inf)
     assert (whole.called, whole.likely) == (6, 6)
     assert whole.found is not None
     assert whole.found.withheld == ()
-    cut = _try(setting, CPU, quiet, time.monotonic() - 1)
+    cut = attempt_at(setting, CPU, quiet, time.monotonic() - 1)
     assert cut.found is not None
     assert cut.found.status is Status.TIME
     assert [one.points for one in cut.found.withheld] == [tuple(range(6))]
     # However high confidence is, and it stays what was measured, nothing is called.
     sure = replace(cut.found, confidence=torch.ones(6, dtype=torch.float64))
     assert replace(cut, found=sure).called == 0
-    assert replace(cut, found=sure).likely == 6
+    assert replace(cut, found=sure).likely == 0
 
 
 def test_points_are_withheld_one_by_one() -> None:
@@ -192,9 +208,9 @@ def test_a_start_of_another_run_cannot_be_judged() -> None:
     assert done.verdict is Verdict.UNKNOWN
 
 
-def test_a_null_victim_is_not_exposed() -> None:
-    victim, _ = easy()
-    done = run_audit(shuffled(victim, 0), 6, budget=20.0, device="cpu")
+def test_a_null_victim_is_not_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recollect.auditing.run.NULLS", {})  # which take time, and are tested above
+    done = run_audit(shuffled(tiny()[0], 0), 3, budget=20.0, device="cpu")
     assert done.verdict is Verdict.NOT_FOUND
     assert {attempt.setting.name.partition(",")[0] for attempt in done.attempts} == {
         "last layer",
@@ -383,9 +399,17 @@ def test_nothing_of_an_earlier_audit_is_left_beside_one_that_found_nothing(
 
 
 def test_an_optimiser_saved_beside_the_weights_is_no_proof_of_safety(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    victim, _ = easy()
+    monkeypatch.setattr("recollect.auditing.run.NULLS", {})  # which take time, and are tested above
+    nothing = Reconstruction(
+        inputs=torch.ones(3, 6).double(),
+        loss=0.5,
+        status=Status.STATIONARY,
+        confidence=torch.zeros(3).double(),
+    )
+    monkeypatch.setattr("recollect.auditing.trying.reconstruct", lambda *given, **more: nothing)
+    victim, _ = tiny()
     assert victim.theta_0 is not None
     null = shuffled(victim, 0)  # in which nothing is found
     adam = {"state": {0: {"exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}}}
@@ -398,9 +422,9 @@ def test_an_optimiser_saved_beside_the_weights_is_no_proof_of_safety(
             "--out",
             str(tmp_path / name),
             "--n",
-            "6",
+            "3",
             "--budget",
-            "4s",
+            "10s",
             "--activation",
             "relu",
             "--json",
@@ -507,7 +531,7 @@ def test_a_setting_that_runs_out_of_memory_does_not_end_the_audit(
             torch.empty(2**50)  # what torch raises then is no MemoryError
         return reconstruct(victim, n, attack, **options)
 
-    monkeypatch.setattr("recollect.auditing.run.reconstruct", starved)
+    monkeypatch.setattr("recollect.auditing.trying.reconstruct", starved)
     monkeypatch.setattr("recollect.auditing.run.NULLS", {})  # which take the time that is left
     done = run_audit(victim, 6, budget=40.0, device="cpu")
     assert done.attempts[0].ended == "memory was not enough"
@@ -533,7 +557,7 @@ def test_a_whole_audit_is_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert done.score is not None
     assert done.score.recovered == 1
     assert [run.kind for run in done.nulls] == ["shuffled"]
-    assert len(done.attempts) == 1
+    assert len(done.attempts) == 2
     assert 0 < done.seconds < 40
     assert "exposed" in repr(done)
     again = audit(*files, **options)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from recollect import Exact, Reconstruction, Status
+from recollect.auditing.attempt import Attempt, Outcome, Setting
+from recollect.auditing.conclusion import conclude
+from recollect.auditing.result import Audit
+from recollect.auditing.run import hindrance
+from recollect.auditing.verdict import Verdict, judge_by_truth
 from recollect.cli import main
 from recollect.errors import VictimError
+from recollect.examine.history import History
+from recollect.examine.inspection import inspect
+from recollect.examine.validate import validate
+from recollect.shapes import Tensor
 from recollect.victim.module import ModuleNetwork
 
 MODELS = '''
@@ -83,6 +94,28 @@ class Picky(nn.Module):
             raise KeyError("three")
         return self.b(torch.relu(self.a(x.flatten(1))))
 
+class Batched(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(32, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+    def forward(self, x):
+        return self.b(torch.relu(self.norm(self.a(x.flatten(1)))))
+
+class Dropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.drop, self.b = nn.Linear(32, 8), nn.Dropout(0.3), nn.Linear(8, 2)
+    def forward(self, x):
+        return self.b(self.drop(torch.relu(self.a(x.flatten(1)))))
+
+class PerToken(nn.Module):
+    """Its first layer has a rule, and is applied to each token."""
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 2)
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)).mean(1))
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()
@@ -120,7 +153,8 @@ def test_a_model_that_does_not_fit_ends_in_a_finding(
     after = {key: value + 0.01 * torch.randn_like(value) for key, value in before.items()}
     torch.save(before, "a.pt")
     torch.save(after, "b.pt")
-    options = ["--model", f"zoo:{name}", "--input-shape", "4,8", "--n", "3", "--budget", "2s"]
+    budget = "30s" if name == "Picky" else "2s"  # its attacks end at once
+    options = ["--model", f"zoo:{name}", "--input-shape", "4,8", "--n", "3", "--budget", budget]
     code = main(["audit", "a.pt", "b.pt", "--out", "out", *options, "--device", "cpu", "--json"])
     answer = json.loads(capsys.readouterr().out)
     assert code == (2 if name in STOPPED else 0)
@@ -157,3 +191,58 @@ def test_attention_can_be_differentiated_in_every_way(tmp_path: Path) -> None:
     v = torch.randn(32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     ahead, behind = (network.features(theta, X + sign * 1e-6 * v) for sign in (1, -1))
     assert torch.allclose((J @ v).T, (ahead - behind) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("Batched", "norm"),
+        ("Dropped", "drop"),
+        ("Twice", "a.weight"),
+        ("PerToken", "a.weight"),
+        ("Transformer", "block.self_attn"),
+        ("Recurrent", "layer"),
+        ("Cell", "cell"),
+    ],
+)
+def test_a_layer_without_a_rule_is_named_and_is_no_all_clear(name: str, layer: str) -> None:
+    made: dict[str, type[nn.Module]] = {"__name__": "zoo"}  # type: ignore[dict-item]
+    exec(MODELS, made)
+    found = validate(*_trained(made[name]), model=made[name](), input_shape=(4, 8))
+    assert found.victim is not None
+    hindering = [one for one in found.findings if one.hinders == "layer"]
+    assert layer in " ".join(one.seen for one in hindering)
+    past = History(0.0, found.findings)
+    poor = Reconstruction(
+        inputs=torch.randn(3, 32).double(),
+        loss=0.5,
+        status=Status.STATIONARY,
+        confidence=torch.zeros(3).double(),
+    )
+    best = Attempt(Setting("last layer", found.victim, Exact(), 3, 0), poor, 1.0, "done")
+    verdict, reason = conclude(best, [best], [], hindrance=hindrance(past))
+    assert (verdict, reason) == (Verdict.UNKNOWN, "layer")
+    outcome = Outcome(verdict, past, inspect(found.victim), (best,), best, (), 1.0, reason=reason)
+    done = Audit(verdict, found.findings, outcome, reason=reason)
+    assert layer in done.answer
+    assert judge_by_truth(3, 3, 0.0, verdict) is Verdict.EXPOSED
+
+
+def test_a_plain_module_and_a_convolution_are_not_taken_for_layers_without_a_rule() -> None:
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 2))
+    convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2))
+    for module, shape in ((plain, (4, 8)), (convolution, (1, 4, 8))):
+        found = validate(*_trained(lambda module=module: module), model=module, input_shape=shape)
+        assert found.victim is not None
+        assert [one.code for one in found.findings if one.hinders] == []
+
+
+def _trained(make: Callable[[], nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The state of a module, and the same a little further on."""
+    torch.manual_seed(0)
+    before = {name: value.clone() for name, value in make().state_dict().items()}
+    after = {
+        name: value + 0.01 * torch.randn_like(value) if value.is_floating_point() else value + 1
+        for name, value in before.items()
+    }
+    return before, after

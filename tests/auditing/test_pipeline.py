@@ -261,7 +261,7 @@ def test_an_interrupt_is_never_swallowed(
     victim = shuffled(easy()[0], 0)
     files, out = saved(tmp_path, victim), tmp_path / "out"
     press = hiding(lambda: os.kill(os.getpid(), signal.SIGINT), status)
-    monkeypatch.setattr("recollect.auditing.run.reconstruct", press)
+    monkeypatch.setattr("recollect.auditing.trying.reconstruct", press)
     before = signal.getsignal(signal.SIGINT)
     assert main(["audit", *files, "--out", str(out), *FEW, "--budget", "60s"]) == 130
     assert signal.getsignal(signal.SIGINT) is before

@@ -25,8 +25,8 @@ from test_report import FACTS, record
 
 from recollect.attacks.options import Exact
 from recollect.attacks.result import Reconstruction, Withheld
-from recollect.auditing.call import Audit
-from recollect.auditing.run import Attempt, NullRun, Outcome, Setting
+from recollect.auditing.attempt import Attempt, NullRun, Outcome, Setting
+from recollect.auditing.result import Audit
 from recollect.auditing.verdict import ANSWERS, Verdict
 from recollect.examine.findings import Finding, Severity
 from recollect.examine.history import History

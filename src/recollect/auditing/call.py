@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -16,194 +16,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from recollect.attacks.result import Reconstruction
 from recollect.auditing.options import bytes_of, seconds_of
-from recollect.auditing.run import Attempt, NullRun, Outcome, run_audit
-from recollect.auditing.verdict import ANSWERS, CUT_SHORT, Verdict, caveats, judge_by_truth
+from recollect.auditing.result import Audit
+from recollect.auditing.run import run_audit
+from recollect.auditing.settings import unseen_number
+from recollect.auditing.verdict import Reason, Verdict, caveats, judge_by_truth
 from recollect.errors import CheckpointError, DataError, OptionError, RecollectError, one_line
 from recollect.examine.findings import Finding, Severity
 from recollect.examine.history import history
 from recollect.examine.validate import stop, validate
-from recollect.records import Record, file_hash, finite, record_of, versions
-from recollect.shapes import Bool, Tensor
+from recollect.records import file_hash
+from recollect.shapes import Tensor
 from recollect.system.device import choose_device
 from recollect.system.progress import Progress, quiet
 from recollect.truth.files import Truth, as_truth, check_run
-from recollect.truth.metrics import RECOVERED, Score, evaluate
+from recollect.truth.metrics import evaluate
 from recollect.victim.mlp import MLP
 from recollect.victim.read.checkpoint import Source
 from recollect.victim.victim import Victim
-
-
-@dataclass(frozen=True)
-class Audit:
-    """What an audit found.
-
-    Parameters
-    ----------
-    verdict
-        The answer.
-    findings
-        What was seen in the files, with what it means and what to do about it.
-    outcome
-        The results of the attacks; None if a finding stopped the audit before any attack.
-    truth, score
-        The training inputs, where they were given, and how close the best attempt came to them.
-    subject
-        Date, files and options, for the report.
-    points_sha256
-        Hash of the points found (float64, row by row), by which two audits can be compared.
-    """
-
-    verdict: Verdict
-    findings: tuple[Finding, ...]
-    outcome: Outcome | None = None
-    truth: Truth | None = None
-    score: Score | None = None
-    subject: Mapping[str, Any] = field(default_factory=dict)
-    points_sha256: str | None = None
-
-    @property
-    def attempts(self) -> tuple[Attempt, ...]:
-        """The settings that were tried, in order."""
-        return () if self.outcome is None else self.outcome.attempts
-
-    @property
-    def nulls(self) -> tuple[NullRun, ...]:
-        """The attacks on null victims."""
-        return () if self.outcome is None else self.outcome.nulls
-
-    @property
-    def best(self) -> Attempt | None:
-        """The attempt on which the verdict rests."""
-        return None if self.outcome is None else self.outcome.best
-
-    @property
-    def reconstruction(self) -> Reconstruction | None:
-        """What the best attempt found."""
-        return None if self.best is None else self.best.found
-
-    @property
-    def called(self) -> Bool[Tensor, " n"] | None:
-        """Which of the points found are called recovered."""
-        return None if self.outcome is None else self.outcome.called
-
-    @property
-    def seconds(self) -> float:
-        """Time spent on attacks."""
-        return 0.0 if self.outcome is None else self.outcome.seconds
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a finding stopped the audit before any attack."""
-        return self.outcome is None and not self.interrupted
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the audit was interrupted before its end."""
-        cut_short = self.outcome is not None and self.outcome.interrupted
-        return cut_short or self.verdict is Verdict.INTERRUPTED
-
-    @property
-    def answer(self) -> str:
-        """The verdict as a sentence, and that the audit was interrupted where it was."""
-        said = ANSWERS[self.verdict]
-        if not self.interrupted or self.verdict is Verdict.INTERRUPTED:
-            return said
-        return f"{said} {CUT_SHORT}"
-
-    def without_inputs(self) -> Audit:
-        """The same with counts, errors and hashes only: without points, truth and whatever else
-        could show an input."""
-        if self.outcome is None:
-            return replace(self, truth=None)
-        best, bare = self.best, [_bare(attempt) for attempt in self.attempts]
-        kept = None if best is None else bare[self.attempts.index(best)]
-        return replace(
-            self, outcome=replace(self.outcome, attempts=tuple(bare), best=kept), truth=None
-        )
-
-    def __repr__(self) -> str:
-        found = self.reconstruction
-        points = "no points" if found is None else f"{len(found.inputs)} points"
-        return f"Audit({self.verdict.value!r}, {points}, {self.seconds:.0f} s)"
-
-    def record(self) -> Record | None:
-        """The record of the best attempt, to be written to files; None without points."""
-        if self.best is None or self.best.found is None or not self.best.found.inputs.numel():
-            return None
-        setting = self.best.setting
-        options = {"audit": setting.name, "n": setting.n, "seed": setting.seed}
-        return record_of(self.best.found, setting.victim, attack=setting.attack, options=options)
-
-    def right(self) -> tuple[int, int]:
-        """How many training points were recovered, and how many called points are right, by truth.
-
-        Both are counted up to sign where the signs of the points are not settled.
-        """
-        assert self.score is not None
-        score, outcome = self.score, self.outcome
-        either = outcome is not None and outcome.up_to_sign
-        errors = score.errors_up_to_sign if either else score.errors
-        closest = score.closest_up_to_sign if either else score.closest
-        called = self.called
-        right = 0 if called is None else int((called & (closest < RECOVERED)).sum())
-        return int((errors < RECOVERED).sum()), right
-
-    def facts(self) -> dict[str, Any]:
-        """The audit as JSON: the content of `audit.json`."""
-        found, outcome, calls = self.reconstruction, self.outcome, self.called
-        findings = [
-            {**asdict(finding), "severity": finding.severity.name.lower()}
-            for finding in self.findings
-        ]
-        facts: dict[str, Any] = {
-            "schema": 2,
-            "verdict": self.verdict.value,
-            "answer": self.answer,
-            "interrupted": self.interrupted,
-            "n": None if found is None else len(found.inputs),
-            "recovered": None if calls is None else float(calls.double().mean()),
-            "findings": findings,
-            "points_sha256": self.points_sha256,
-            "seconds": self.seconds,
-            "versions": versions(),
-            **self.subject,
-        }
-        if outcome is None:
-            return facts
-        sure = None if found is None else found.confidence
-        facts |= {
-            "called": None if calls is None else calls.tolist(),
-            "confidence": None if sure is None else sure.tolist(),
-            "up_to_sign": outcome.up_to_sign,
-            "signs_settled": None if found is None else found.signs_settled,
-            "withheld": [] if found is None else [asdict(one) for one in found.withheld],
-            "n_source": None if found is None else found.n_source,
-            "n_clear": None if found is None else found.n_clear,
-            "loss": None if found is None else finite(found.loss),
-            "null_points": outcome.null_points,
-            "null_called": outcome.null_called,
-            "likely": 0 if outcome.best is None else outcome.best.likely,
-            "attempts": [
-                {
-                    "setting": attempt.setting.name,
-                    "n": None if attempt.found is None else len(attempt.found.inputs),
-                    "called": attempt.called,
-                    "loss": None if attempt.found is None else finite(attempt.found.loss),
-                    "status": None if attempt.found is None else attempt.found.status.name.lower(),
-                    "seconds": attempt.seconds,
-                    "ended": attempt.ended,
-                }
-                for attempt in outcome.attempts
-            ],
-            "nulls": [asdict(run) for run in outcome.nulls],
-        }
-        if self.score is not None:
-            recovered, right = self.right()
-            share = {"recovered": recovered / len(self.score.errors), "called_right": right}
-            facts |= {**self.score.facts(), **share, "verdict": self.verdict.value}
-        return facts
 
 
 def audit(
@@ -257,9 +87,10 @@ def audit(
     Returns
     -------
     Audit
-        `verdict`, `findings`, `attempts`, `nulls`, `reconstruction`, `score`, `seconds`. "Not
-        exposed within budget" is no proof of safety: it says only that these attacks found nothing
-        in this time. Ctrl-C ends an audit with what it has found until then (`interrupted`).
+        `verdict`, `reason`, `findings`, `attempts`, `nulls`, `reconstruction`, `score`, `seconds`.
+        "Not exposed within budget" is no proof of safety: it says only that these attacks found
+        nothing in this time. Ctrl-C ends an audit with what it has found until then
+        (`interrupted`).
     """
     begun = prepare(
         init, trained, truth=truth, activation=activation, model=model, input_shape=input_shape
@@ -308,7 +139,7 @@ class Prepared:
         try:
             done = begun._audit(n, seconds, limit, seed, where, progress)
         except KeyboardInterrupt:
-            done = Audit(Verdict.INTERRUPTED, self.findings, subject=begun.subject)
+            done = interrupted(self.findings, begun.subject)
         except OptionError:
             raise
         except Exception as error:
@@ -316,7 +147,7 @@ class Prepared:
             if unknown and not isinstance(error, RecollectError):
                 raise
             said = str(error) if isinstance(error, RecollectError) else one_line(error)
-            done = could_not_run(said, begun.subject, self.findings)
+            done = could_not_run(said, begun.subject, self.findings, layer=not unknown)
         if done.reconstruction is not None:
             points = done.reconstruction.inputs.cpu().double().contiguous().numpy().tobytes()
             done = replace(done, points_sha256=hashlib.sha256(points).hexdigest())
@@ -333,7 +164,7 @@ class Prepared:
     ) -> Audit:
         subject = self.subject
         if self.victim is None:
-            return Audit(Verdict.UNKNOWN, self.findings, truth=self.truth, subject=subject)
+            return stopped(self.findings, subject, self.truth)
         past = history(self.victim)
         # What was found in the files, such as an optimiser's state, belongs to the history too.
         past = replace(past, findings=(*self.findings, *past.findings))
@@ -347,15 +178,18 @@ class Prepared:
             device=device,
             progress=progress,
         )
-        findings = (*past.findings, *caveats(self.victim))
-        done = Audit(outcome.verdict, findings, outcome, self.truth, subject=subject)
+        unseen = unseen_number(outcome.inspection, n)
+        findings = (*past.findings, *caveats(self.victim), *unseen)
+        done = Audit(
+            outcome.verdict, findings, outcome, self.truth, subject=subject, reason=outcome.reason
+        )
         if self.truth is None or done.reconstruction is None:
             return done
         try:
             done = replace(done, score=evaluate(done.reconstruction, self.truth.inputs))
         except KeyboardInterrupt:
-            return replace(done, outcome=replace(outcome, interrupted=True))
-        return replace(done, verdict=_verdict_by_truth(done))
+            return replace(done, outcome=replace(outcome, interrupted=True), reason="interrupted")
+        return _by_truth(done)
 
 
 def prepare(
@@ -400,35 +234,41 @@ def subject_of(
 
 
 def could_not_run(
-    why: str, subject: Mapping[str, Any], findings: tuple[Finding, ...] = ()
+    why: str,
+    subject: Mapping[str, Any],
+    findings: tuple[Finding, ...] = (),
+    *,
+    layer: bool = False,
 ) -> Audit:
     """An audit that could not run at all. `why` ends with what to do about it, after a semicolon,
-    as the messages of errors do."""
-    return Audit(Verdict.UNKNOWN, (*findings, stop(why)), subject=subject)
+    as the messages of errors do. `layer`: whether a layer of a module is the reason."""
+    last = stop(why)
+    last = replace(last, code="module-cannot-be-attacked", reason="layer") if layer else last
+    return stopped((*findings, last), subject)
 
 
-def _bare(attempt: Attempt) -> Attempt:
-    """The attempt without anything from which an input could be seen."""
-    if attempt.found is None:
-        return attempt
-    found = replace(
-        attempt.found,
-        inputs=attempt.found.inputs[:, :0],
-        predictions=None,
-        coefficients=None,
-        trace=None,
-    )
-    return replace(attempt, found=found)
+def stopped(
+    findings: tuple[Finding, ...], subject: Mapping[str, Any], truth: Truth | None = None
+) -> Audit:
+    """An audit that a finding stopped before any attack."""
+    reasons = (one.reason for one in findings if one.severity is not Severity.LIMITS)
+    reason: Reason = next((reason for reason in reasons if reason), "no-evidence")
+    return Audit(Verdict.UNKNOWN, findings, truth=truth, subject=subject, reason=reason)
 
 
-def _verdict_by_truth(done: Audit) -> Verdict:
-    """The verdict by the truth, which replaces the verdict by the weights. Points are compared up
-    to sign where the weights do not settle signs."""
+def interrupted(findings: tuple[Finding, ...], subject: Mapping[str, Any]) -> Audit:
+    """An audit that was interrupted before any attack."""
+    return Audit(Verdict.INTERRUPTED, findings, subject=subject, reason="interrupted")
+
+
+def _by_truth(done: Audit) -> Audit:
+    """The audit with the verdict by the truth. Points are compared up to sign where the weights do
+    not settle signs."""
     assert done.score is not None
     assert done.outcome is not None
     score, n = done.score, len(done.score.errors)
     either = done.outcome.up_to_sign
     chance = score.chance["span_up_to_sign_recovered" if either else "span_recovered"]
-    verdict = judge_by_truth(done.right()[0], n, chance * n)
-    unfinished = verdict is Verdict.NOT_FOUND and done.interrupted
-    return Verdict.INTERRUPTED if unfinished else verdict
+    verdict = judge_by_truth(done.right()[0], n, chance * n, done.verdict)
+    settled = verdict in (Verdict.EXPOSED, Verdict.PARTLY) and not done.interrupted
+    return replace(done, verdict=verdict, reason=None if settled else done.reason)

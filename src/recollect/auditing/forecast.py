@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from recollect.attacks.options import Exact, FullSpace, Subspace
+from recollect.auditing.verdict import Reason
 from recollect.examine.inspection import Inspection
 from recollect.system.device import Machine, readable_bytes, total_memory
 from recollect.victim.victim import Victim, attackable
@@ -30,6 +31,13 @@ class Forecast:
     """Why the setting is not worth trying; empty if it is."""
     fits: bool
     """Whether the setting fits into memory."""
+
+    def hindrance(self, too_slow: str) -> Reason | None:
+        """What keeps the setting from being tried, where that is counting or time and not
+        memory."""
+        if self.coordinates > self.equations_effective:
+            return "counting"
+        return "time" if too_slow else None
 
     def too_slow(self, left: float) -> str:
         """Why the setting is not worth starting with `left` seconds left; empty if it is."""

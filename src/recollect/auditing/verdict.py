@@ -1,34 +1,57 @@
 """The verdict of an audit: which points are called recovered, and what that means for the model.
 
     exposed                     at least half of the points are called recovered
-    partly exposed              some are, or many are likely to be, beyond chance
+    partly exposed              some are recovered or recognisable, beyond chance
     not exposed within budget   none is, by these settings in this time: no proof of safety
-    cannot be judged            the method does not fit, or null victims look the same
+    cannot be judged            the method does not fit, no attack ran to its end, no other random
+                                start found the points, or null victims look the same
     interrupted                 nothing was found until the audit was interrupted
 
-A point is called recovered if its confidence (`attacks/exact/confidence.py`) is at least `CALLED`
-and it is not withheld. It is then assumed to lie within a tenth of a training point. Of the
-points with a confidence between `LIKELY` and `CALLED` about half do. Almost no point of a null
-victim reaches `LIKELY`.
+A point has one of three levels, by its confidence (`attacks/exact/confidence.py`):
+
+    recovered      from `CALLED` on: it should lie within a tenth of a training input
+    recognisable   from `RECOGNISABLE` on: it should lie within a quarter of a training input
+    none           below that
+
+A point that is withheld is at most recognisable. A point of an attack that was cut off, and a point
+that no other random start has found, has no level.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import Enum
+from typing import Literal
 
 import torch
 from scipy.stats import binom
 
-from recollect.attacks.result import Reconstruction
+from recollect.attacks.projection import UNFINISHED
+from recollect.attacks.result import Reconstruction, Withheld
 from recollect.examine.findings import Finding, Severity
 from recollect.shapes import Bool, Tensor
 from recollect.victim.mlp import MLP
 from recollect.victim.victim import Victim
 
+Reason = Literal["time", "misfit", "layer", "adapter", "counting", "no-evidence", "interrupted"]
+"""What limits a verdict.
+
+    time          no attack, or no other random start, ran to its end within the budget
+    misfit        the method does not fit what made these weights
+    layer         the network has a layer that the method has no rule for
+    adapter       the change is that of an adapter
+    counting      there are fewer equations than unknowns
+    no-evidence   the points were found once only, null victims have them too, or a file is missing
+    interrupted   the audit was interrupted
+"""
+Level = Literal["recovered", "recognisable", "none"]
+
 CALLED = 0.8
-"""This level was chosen on victims whose data are known and on null victims
+RECOGNISABLE = 0.5
+"""Both levels were chosen on victims whose data are known and on null victims, and tested on others
 (`benchmarks/calibration.py`, docs/audit.md)."""
-LIKELY = 0.6
+UNCONFIRMED = "no other random start has found the same"
+"""Why a point that one random start alone has found is withheld."""
 FALSE_CALLS = 0.01
 """Upper limit for the share of points in null victims that are called recovered."""
 _TOO_MANY = 0.05
@@ -57,23 +80,59 @@ ANSWERS = {
         "This audit was interrupted before its end, and had found no training data until then."
     ),
 }
+WHY: Mapping[Reason, str] = {
+    "time": (
+        "The time was not enough: no attack, or no second random start, ran to its end; give a "
+        "larger --budget."
+    ),
+    "misfit": "The method does not fit the training that made these weights.",
+    "layer": "The network has a layer that the method has no rule for.",
+    "adapter": "The change of the weights is that of an adapter.",
+    "counting": (
+        "There are fewer equations than unknowns: any points would explain the change as well."
+    ),
+    "no-evidence": (
+        "What was found, if anything, is no evidence: it was found by one random start only, null "
+        "victims show the same, or something that the audit needs is missing."
+    ),
+    "interrupted": "The audit was interrupted.",
+}
+"""Why an audit cannot tell, said after the answer."""
 CUT_SHORT = "The audit was interrupted before its end: this is what it had found until then."
 """Said beside the verdict of an audit that was interrupted after it had found something."""
 
 
+def levels(found: Reconstruction) -> tuple[Level, ...]:
+    """The level of each point."""
+    firm, near = called(found).tolist(), recognisable(found).tolist()
+    return tuple(
+        "recovered" if sure else "recognisable" if close else "none"
+        for sure, close in zip(firm, near, strict=True)
+    )
+
+
 def called(found: Reconstruction) -> Bool[Tensor, " n"]:
     """Points that lie within a tenth of a training point, as far as the weights can tell."""
+    return _from(found, CALLED, lambda withheld: True)
+
+
+def recognisable(found: Reconstruction) -> Bool[Tensor, " n"]:
+    """Points that lie within a quarter of a training point, as far as the weights can tell.
+
+    Those that are called are among them.
+    """
+    return _from(found, RECOGNISABLE, lambda withheld: withheld.why == UNCONFIRMED)
+
+
+def _from(
+    found: Reconstruction, level: float, bars: Callable[[Withheld], bool]
+) -> Bool[Tensor, " n"]:
     assert found.confidence is not None
-    allowed = torch.ones(len(found.inputs), dtype=torch.bool)
+    allowed = torch.full((len(found.confidence),), found.status not in UNFINISHED)
     for withheld in found.withheld:
-        allowed[list(withheld.points)] = False
-    return (found.confidence >= CALLED) & allowed
-
-
-def likely(found: Reconstruction) -> Bool[Tensor, " n"]:
-    """Points with a confidence that null victims do not reach, whether they are called or not."""
-    assert found.confidence is not None
-    return found.confidence >= LIKELY
+        if bars(withheld):
+            allowed[list(withheld.points)] = False
+    return (found.confidence.cpu() >= level) & allowed
 
 
 def caveats(victim: Victim) -> list[Finding]:
@@ -88,6 +147,7 @@ def caveats(victim: Victim) -> list[Finding]:
                 "called recovered, and the "
                 "verdict is at most partly exposed",
                 "give --truth to learn how many of the points are right",
+                code="not-an-mlp",
             )
         ]
     if network.assumed:
@@ -97,6 +157,7 @@ def caveats(victim: Victim) -> list[Finding]:
                 "the checkpoints do not say which activation the network has",
                 f"{network.activation} is assumed, and where it fails others are tried",
                 "give --activation if you know it: with a wrong one nothing is found",
+                code="activation-assumed",
             )
         ]
     return []
@@ -111,7 +172,7 @@ def judge(
     likely: int = 0,
     null_likely: int = 0,
 ) -> Verdict:
-    """The verdict if, of n points, `recovered` are called and `likely` have a high confidence.
+    """The verdict if, of n points, `recovered` are called and `likely` are at least recognisable.
 
     `null_called` and `null_likely` are these counts for the `null_points` points of null victims.
     """
@@ -127,8 +188,16 @@ def judge(
     return Verdict.NOT_FOUND
 
 
-def judge_by_truth(recovered: int, n: int, by_chance: float) -> Verdict:
-    """The verdict if `recovered` of n training points were found and guessing finds `by_chance`."""
+def judge_by_truth(
+    recovered: int, n: int, by_chance: float, by_weights: Verdict = Verdict.NOT_FOUND
+) -> Verdict:
+    """The verdict if `recovered` of n training points were found and guessing finds `by_chance`.
+
+    The truth may raise any verdict. It does not turn one that says nothing (`by_weights`: the
+    method does not fit, or no attack ran to its end) into an all-clear.
+    """
     if recovered > by_chance:
         return Verdict.EXPOSED if recovered >= _MOST * n else Verdict.PARTLY
+    if by_weights in (Verdict.UNKNOWN, Verdict.INTERRUPTED):
+        return by_weights
     return Verdict.NOT_FOUND

@@ -16,7 +16,7 @@ from recollect.options import build, words
 from recollect.victim.options import NetworkOptions
 
 if TYPE_CHECKING:
-    from recollect.auditing.call import Audit
+    from recollect.auditing.result import Audit
     from recollect.examine.findings import Finding
 
 Flags = flags("Flags", GateOptions, NetworkOptions)
@@ -46,8 +46,8 @@ def audit(
         A .safetensors or .npz file that holds the training `inputs`, to score against. The attack
         never sees it.
     """
-    from recollect.auditing.call import Audit, could_not_run, prepare, subject_of
-    from recollect.auditing.verdict import Verdict, caveats
+    from recollect.auditing.call import could_not_run, interrupted, prepare, subject_of
+    from recollect.auditing.verdict import caveats
     from recollect.examine.findings import Severity
     from recollect.records import FACTS, TENSORS
     from recollect.system.device import choose_device
@@ -90,7 +90,7 @@ def audit(
     except InputError as problem:
         error, done = problem, could_not_run(str(problem), subject_of(init, trained, said))
     except KeyboardInterrupt:
-        done = Audit(Verdict.INTERRUPTED, (), subject=subject_of(init, trained, said))
+        done = interrupted((), subject_of(init, trained, said))
     else:
         tell((*begun.findings, *(() if begun.victim is None else caveats(begun.victim))))
         done = begun.run(
@@ -115,9 +115,11 @@ def audit(
             called = f"{_points(attempt.called)} called, {attempt.seconds:.0f} s"
             result = attempt.ended if attempt.found is None else called
             terminal.say(f"· {attempt.setting.name}: {result}")
-        if done.nulls:
+        if facts["false_alarm_test"]:
             null_points = _points(facts["null_points"])
             terminal.say(f"· null victims: {facts['null_called']} of {null_points} called")
+        elif done.reconstruction is not None:
+            terminal.say("· no false-alarm test: no attack on a null victim ran to its end")
         terminal.say(f"Verdict: {done.verdict.value}. {done.answer}")
         terminal.say(f"Open {out / 'report.html'}.")
     terminal.answer({**facts, "out": str(out)})

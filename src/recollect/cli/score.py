@@ -39,6 +39,7 @@ def evaluate(folder: Folder, *, truth: TruthFile, json: Json = False) -> int:
     terminal.table(
         {
             "ρ": f"{score.rho:.4f}   (missed {score.missed}, spurious {score.spurious})",
+            "median": f"{score.median:.4f}",
             "ρ up to sign": f"{score.rho_up_to_sign:.4f}",
             "ρ to the closest": f"{score.rho_closest:.4f}",
             "errors": f"median {median:.4f}, worst {worst:.4f}",

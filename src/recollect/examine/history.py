@@ -90,6 +90,7 @@ def history(victim: Victim) -> History:
                     else ""
                 ),
                 "nothing to do",
+                code="weight-decay",
             )
         )
         victim = undecayed(victim, decay)
@@ -101,6 +102,7 @@ def history(victim: Victim) -> History:
                 f"the trained weights lie on a grid: {grid}",
                 "their change is known no better than that",
                 "if the weights before rounding exist, audit those too: they tell more",
+                code="rounded",
             )
         )
     return History(decay, (*findings, *_outside(victim, named=bool(grid))))
@@ -168,6 +170,7 @@ def _relation(victim: Victim) -> tuple[list[Finding], bool]:
                 "what its gradients at either end explain",
                 "give the checkpoint from before the first step",
                 misfit=True,
+                code="unrelated-start",
             )
         ]
         return unrelated, False
@@ -178,6 +181,7 @@ def _relation(victim: Victim) -> tuple[list[Finding], bool]:
                 f"training moved the weights by {moved:.0%} of their norm",
                 "gradients at the two ends explain such a change poorly",
                 "read what is not found with that in mind",
+                code="moved-far",
             )
         ]
         return far, True
@@ -239,6 +243,7 @@ def _outside(victim: Victim, *, named: bool) -> list[Finding]:
                 "are found no better "
                 "than it allows",
                 "nothing to do: noise is a defence, and this audit says how far it goes",
+                code="noise",
             )
         ]
     if found.found and found.rank < min(delta.shape) // 2:
@@ -258,6 +263,7 @@ def _outside(victim: Victim, *, named: bool) -> list[Finding]:
                 "and the method does not fit",
                 "expect little, and do not take a failure for safety",
                 misfit=True,
+                code="rescaled-entries",
             )
         ]
     return []

@@ -71,6 +71,8 @@ class Inspection:
         What tells a point from its negative.
     expectations
         What to expect from an attack, in sentences.
+    directions
+        The largest rank that ΔW_1 can have: the smaller number of its rows and columns that moved.
     """
 
     description: str
@@ -81,6 +83,7 @@ class Inspection:
     norms_identifiable: bool
     signs: Parity
     expectations: tuple[str, ...]
+    directions: int
 
 
 def inspect(
@@ -136,7 +139,13 @@ def inspect(
         norms_identifiable=free,
         signs=signs,
         expectations=tuple(_expectations(victim, found, missing, signs)),
+        directions=_directions(victim),
     )
+
+
+def _directions(victim: Victim) -> int:
+    delta = victim.delta_W1()
+    return victim.d if delta is None else min(int(delta.any(0).sum()), int(delta.any(1).sum()))
 
 
 def _count(victim: Victim, found: Spectrum | None, parameters: str, n: int) -> Counting:

@@ -50,7 +50,9 @@ def validate(
         try:
             read.append(checkpoint := read_checkpoint(path))
         except CheckpointError as error:
-            findings.append(replace(stop(str(error)), severity=Severity.UNREADABLE))
+            findings.append(
+                replace(stop(str(error)), severity=Severity.UNREADABLE, code="unreadable")
+            )
             continue
         findings += [finding for finding in _of_names(checkpoint) if finding not in findings]
         findings += _of_tensors(checkpoint)
@@ -64,6 +66,7 @@ def validate(
                 f"the two checkpoints do not hold the same tensors ({shown})",
                 "there is no change to explain",
                 "give two checkpoints of the same training run",
+                code="different-tensors",
             )
         )
     if model is not None:
@@ -87,6 +90,7 @@ _NO_START = Finding(
     "there are no weights from before training",
     "the attack explains θf − θ0 and needs both",
     "give the first checkpoint, or make it again from the seed of the initialisation",
+    code="no-start",
 )
 _EXCHANGED = Finding(
     Severity.LIMITS,
@@ -95,12 +99,15 @@ _EXCHANGED = Finding(
     "the change is taken backwards, and what is not found tells nothing",
     "give the weights from before training first, then those from after it",
     misfit=True,
+    code="exchanged",
 )
 _LORA = Finding(
     Severity.STOPS,
     "there are LoRA adapters among the weights",
     "their product is the change, and gradients of the factors are not gradients of the weights",
     "merge the adapters into the weights and audit those against the weights before",
+    code="adapters",
+    reason="adapter",
 )
 _QUANTISED = Finding(
     Severity.STOPS,
@@ -108,6 +115,7 @@ _QUANTISED = Finding(
     "what training changed is below their resolution, or in scales that are not weights",
     "audit the weights before quantisation; to learn what quantised weights give away, dequantise "
     "them to floats",
+    code="quantised",
 )
 _OPTIMISER = Finding(
     Severity.LIMITS,
@@ -116,6 +124,7 @@ _OPTIMISER = Finding(
     "entry by entry",
     "publish without them; expect less than this method finds for plain gradient descent",
     misfit=True,
+    code="optimiser-state",
 )
 _BATCH_NORM = Finding(
     Severity.LIMITS,
@@ -124,6 +133,8 @@ _BATCH_NORM = Finding(
     "it is in evaluation "
     "mode",
     "read what is not found with that in mind",
+    code="batch-norm",
+    reason="layer",
 )
 _SPOKEN: tuple[tuple[re.Pattern[str], Finding], ...] = (
     (re.compile(r"lora_|\.lora|adapter"), _LORA),
@@ -139,7 +150,7 @@ _SPOKEN: tuple[tuple[re.Pattern[str], Finding], ...] = (
 """Findings that follow from names. A `momentum_buffer` alone is not a finding: with momentum, Δθ is
 still a sum of gradients."""
 _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[str], Finding]], ...] = (
-    ((nn.modules.batchnorm._BatchNorm,), lambda name: _BATCH_NORM),
+    ((nn.modules.batchnorm._BatchNorm,), lambda name: _named(_BATCH_NORM, name)),
     (
         (nn.modules.dropout._DropoutNd,),
         lambda name: Finding(
@@ -148,6 +159,8 @@ _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[str], Finding]], ...
             "training saw other random parts of the network at each step; gradients here are of "
             "the whole",
             "read what is not found with that in mind",
+            code="dropout",
+            reason="layer",
         ),
     ),
     (
@@ -157,6 +170,8 @@ _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[str], Finding]], ...
             f"the network looks its inputs up in a table ({name})",
             "inputs are words, not points, and cannot be moved step by step",
             "audit the part of the network after the table, with its outputs as inputs",
+            code="table-of-inputs",
+            reason="layer",
         ),
     ),
     (
@@ -167,6 +182,8 @@ _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[str], Finding]], ...
             "gradients of all layers take conjugate gradients, and the search is the paper's "
             "gradient descent",
             "the last layer is attacked as usual",
+            code="recurrent-or-attention",
+            reason="layer",
         ),
     ),
 )
@@ -180,6 +197,7 @@ def stop(message: str) -> Finding:
         seen or message,
         "nothing can be said of this model",
         remedy if seen else "check it",
+        code="cannot-be-audited",
     )
 
 
@@ -195,8 +213,15 @@ def _shown(checkpoint: Checkpoint) -> dict[str, Tensor]:
 def _of_names(checkpoint: Checkpoint) -> Iterable[Finding]:
     for pattern, finding in _SPOKEN:
         beside = checkpoint.beside if finding is _OPTIMISER else ()
-        if any(pattern.search(name) for name in (*checkpoint.tensors, *beside)):
-            yield finding
+        names = [name for name in (*checkpoint.tensors, *beside) if pattern.search(name)]
+        if names:
+            batch = finding is _BATCH_NORM
+            yield _named(finding, names[0].rpartition(".")[0]) if batch else finding
+
+
+def _named(finding: Finding, name: str) -> Finding:
+    """The same finding, with the layer that it is about."""
+    return replace(finding, seen=f"{finding.seen} ({name})") if name else finding
 
 
 def _of_tensors(checkpoint: Checkpoint) -> Iterable[Finding]:
@@ -223,6 +248,7 @@ def _of_tensors(checkpoint: Checkpoint) -> Iterable[Finding]:
             f"{path.name} holds {kinds}",
             f"weights are known to {digits} digits, and their change to fewer",
             "if the weights were trained in float32, audit those too: they tell more",
+            code="half-precision",
         )
 
 
@@ -255,6 +281,7 @@ def _of_unmoved(victim: Victim) -> Iterable[Finding]:
             f"training did not move {_listed(same)}",
             "they are taken as frozen, and the attack explains the change of the others",
             "if they were trained, give the checkpoints from before and after all of it",
+            code="not-moved",
         )
 
 
@@ -264,12 +291,18 @@ def _listed(names: Sequence[str]) -> str:
 
 def _of_rules(victim: Victim) -> Iterable[Finding]:
     if victim.network.first is None:
+        weights = [name for name, value in victim.theta_f.items() if value.dim() >= 2]
+        # A linear layer may be applied to parts of the input or several times; a convolution is.
+        parts = bool(weights) and victim.theta_f[weights[0]].dim() == 2
         yield Finding(
             Severity.LIMITS,
-            "the first layer is no linear map of the whole input, or is used more than once",
+            "the first layer is no linear map of the whole input, or is used more than once"
+            f"{f' ({weights[0]})' if weights else ''}",
             "its change does not show the span of the data: points are sought in all "
             f"{victim.d} dimensions of an input",
             "nothing to do",
+            code="first-layer-of-parts",
+            reason="layer" if parts and not isinstance(victim.network, MLP) else None,
         )
     if untapped := victim.network.untapped:
         yield Finding(
@@ -278,4 +311,6 @@ def _of_rules(victim: Victim) -> Iterable[Finding]:
             "gradients of all layers take conjugate gradients, and the search is the paper's "
             "gradient descent",
             "the last layer is attacked as usual",
+            code="layer-without-rule",
+            reason="layer",
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from recollect.auditing.call import Audit
-from recollect.auditing.verdict import CALLED, Verdict
+from recollect.auditing.result import Audit
+from recollect.auditing.verdict import CALLED, RECOGNISABLE, Level, Verdict, levels
 from recollect.examine.findings import Severity
 from recollect.records import versions
 from recollect.report.figures import confidence_plot, error_plot, loss_trace, spectrum_plot
-from recollect.report.html import SHOWN, hidden, image_pairs, page
+from recollect.report.html import SHOWN, Pair, hidden, image_pairs, page
 from recollect.report.pictures import data_uri
-from recollect.truth.metrics import RECOVERED
+from recollect.truth.metrics import NEAR, RECOVERED
 
 _MEANING = {
     Verdict.EXPOSED: (
@@ -75,12 +75,14 @@ def render_audit(done: Audit) -> str:
     """The page of an audit, including one that was stopped by a finding."""
     calls, verdict, findings, score = done.called, done.verdict, done.findings, done.score
     record, found = done.record(), done.reconstruction
+    known = () if found is None or found.confidence is None else levels(found)
     pairs = [] if record is None else image_pairs(record, done.truth, score, SHOWN)
     sections: dict[str, Any] = {
         "verdict": verdict.value,
         "grave": verdict in (Verdict.EXPOSED, Verdict.PARTLY),
         "answer": done.answer,
         "summary": _summary(done),
+        "unseen": next((one for one in findings if one.code == "number-not-visible"), None),
         "victim": "" if done.outcome is None else done.outcome.inspection.description,
         "meaning": _MEANING[verdict],
         "advice": (
@@ -97,9 +99,7 @@ def render_audit(done: Audit) -> str:
                 "number": pair.number,
                 "error": pair.error,
                 "confidence": pair.confidence,
-                "good": pair.error < RECOVERED
-                if pair.error is not None
-                else calls is not None and bool(calls[pair.number - 1]),
+                "mark": _mark(pair, known),
                 "true": None if pair.true is None else data_uri(pair.true),
                 "recovered": None if pair.recovered is None else data_uri(pair.recovered),
             }
@@ -121,12 +121,35 @@ def render_audit(done: Audit) -> str:
         "called": None if calls is None else int(calls.sum()),
         "threshold": RECOVERED,
         "level": CALLED,
+        "near": NEAR,
+        "recognisable": RECOGNISABLE,
     }
     return page("audit.html.j2", sections)
 
 
-def _points(count: int) -> str:
-    return "1 point is" if count == 1 else f"{count} points are"
+def _points(count: int, one: str = "point is", several: str = "points are") -> str:
+    return f"1 {one}" if count == 1 else f"{count} {several}"
+
+
+def _mark(pair: Pair, known: tuple[Level, ...]) -> str:
+    """The class that colours a picture's number: by its error, or by its level without truth."""
+    if pair.error is not None:
+        level = "recovered" if pair.error < RECOVERED else "recognisable"
+        return _MARKS[level if pair.error < NEAR else "none"]
+    return _MARKS[known[pair.number - 1]] if known else "bad"
+
+
+_MARKS = {"recovered": "good", "recognisable": "near", "none": "bad"}
+
+
+def no_false_alarm_test(done: Audit) -> str:
+    """A sentence where no attack on a null victim ran to its end; empty where one did."""
+    if done.outcome is None or done.outcome.false_alarm_test:
+        return ""
+    return (
+        " There was no false-alarm test: no attack on a null victim ran to its end, so how often "
+        "the method errs on this model is not known."
+    )
 
 
 def _summary(done: Audit) -> str:
@@ -143,12 +166,12 @@ def _summary(done: Audit) -> str:
             "below "
             f"{RECOVERED:g}{sign}. Without the truth {called} of {len(calls)} candidates would be "
             "called recovered; "
-            f"{right} of them are."
+            f"{right} of them are.{no_false_alarm_test(done)}"
         )
-    likely = 0 if outcome.best is None else outcome.best.likely
-    if done.verdict is Verdict.PARTLY and likely > called:
-        more = likely - called
-        rest = f" {more} more are held as points of null victims are not: many are near one."
+    near = outcome.recognisable
+    more = 0 if near is None else int(near.sum()) - called
+    if more:
+        rest = f" {_points(more, 'more is', 'more are')} recognisable: roughly a training input."
     elif called and done.verdict is Verdict.NOT_FOUND:
         rest = " That is no more than chance would call."
     else:
@@ -159,11 +182,7 @@ def _summary(done: Audit) -> str:
     for why, points in reasons.items():
         some = "No point is" if len(points) == len(calls) else f"{_points(len(points))} not"
         rest += f" {some} called recovered because {why}."
-    if not outcome.nulls:
-        rest += (
-            " No null victim was attacked in the time: how often the method errs on this model is "
-            "not known."
-        )
+    rest += no_false_alarm_test(done)
     return (
         f"{called} of {len(calls)} candidates are held so firmly by the weights that each is very "
         "likely a training "

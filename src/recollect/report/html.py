@@ -18,7 +18,7 @@ from recollect.report.pictures import data_uri
 from recollect.system.files import write_bytes
 from recollect.truth.files import Truth
 from recollect.truth.images import guess_shape, stretch
-from recollect.truth.metrics import RECOVERED, Score, psnr, ssim
+from recollect.truth.metrics import NEAR, RECOVERED, Score, psnr, ssim
 
 SHOWN = 200
 """The largest number of pictures on a page: more would make it too large to send."""
@@ -65,6 +65,7 @@ def render(record: Record, truth: Truth | None, score: Score | None) -> str:
         if score is None
         else error_plot(score.errors.tolist(), RECOVERED, score.chance.get("span")),
         "threshold": RECOVERED,
+        "near": NEAR,
     }
     return page("report.html.j2", sections)
 

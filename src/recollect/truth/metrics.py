@@ -26,6 +26,8 @@ from recollect.truth.match import Matching, match, signed_distances, unsigned_di
 
 RECOVERED = 0.1
 """A point counts as recovered if its error is below this: a tenth of its norm."""
+NEAR = 0.25
+"""A point counts as recognisable if its error is below this: a quarter of its norm."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,17 @@ class Score:
     spurious: int
     chance: dict[str, float]
 
+    @property
+    def median(self) -> float:
+        """Median error of the matched points, including their signs. Unlike ρ, their mean, it does
+        not depend on how far off a single lost point is."""
+        return float(self.matching.distances.median())
+
     def facts(self) -> dict[str, Any]:
         """The score as JSON."""
         return {
             "rho": self.rho,
+            "median": self.median,
             "rho_up_to_sign": self.rho_up_to_sign,
             "rho_closest": self.rho_closest,
             "recovered": self.recovered,
