@@ -251,17 +251,8 @@ class _Search:
 
     def _attack(self, looked: Inspection) -> None:
         machine = Machine.measured(self._device)
-        withhold = tuple(
-            why
-            for why, holds in (
-                (
-                    "weight decay left so little of the start that points are biased",
-                    self._past.biased,
-                ),
-                (UNTESTED, not first_attack(looked).calibrated(self._victim)),
-            )
-            if holds
-        )
+        calibrated = first_attack(looked).calibrated(self._victim)
+        withhold = self._past.withhold + (() if calibrated else (UNTESTED,))
         spared: Setting | None = None
         left = self._began + (1 - _SHARE_FOR_NULLS) * self._budget
         for setting in _settings(self._victim, looked, self._n, self._seed, self._attempts):

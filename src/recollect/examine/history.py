@@ -1,5 +1,5 @@
-"""Infers from Δθ how the weights were trained: weight decay, noise, rounding, other optimisers, or
-a θ0 of another run.
+"""Infers from Δθ how the weights were trained: weight decay, noise, rounding, other optimisers,
+merged adapters, entries that were left out, or a θ0 of another run.
 
 Gradient descent without any of these leaves ΔW_1 = Σ_t Σ_i b_it x_iᵀ, which has the rank of the
 data up to rounding. Any part of ΔW_1 outside the span of the data has another cause. Weight decay
@@ -19,7 +19,9 @@ from dataclasses import dataclass
 import torch
 
 from recollect.errors import VictimError
+from recollect.examine.adapters import merged_adapters
 from recollect.examine.findings import Finding, Severity
+from recollect.examine.sparse import unchanged_entries
 from recollect.examine.subspace import ROUNDINGS, Spectrum, gap_rule, rounding, spectrum
 from recollect.shapes import Float, Tensor
 from recollect.victim.victim import Victim
@@ -43,6 +45,8 @@ _EVEN = 0.58
 0.53 for gradient descent, 0.61 to 0.85 for Adam with few steps and 0.54 with many (so Adam is not
 always detected), 0.64 for Gaussian noise, and 1 if only the signs of gradients are used."""
 _LEVELS = 256
+_DECAYED = "weight decay left so little of the start that points are biased"
+_SPARSE = "the change leaves out entries that training would have changed"
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class History:
     decay: float
     """c, or 0 if no decay was detected."""
     findings: tuple[Finding, ...]
+    sparse: bool = False
+    """Whether the change leaves out entries that training would have changed."""
 
     @property
     def fits(self) -> bool:
@@ -60,7 +66,16 @@ class History:
     @property
     def biased(self) -> bool:
         """Whether the points found have errors that their confidence does not show."""
-        return self.decay > _MOSTLY_GONE
+        return bool(self.withhold)
+
+    @property
+    def withhold(self) -> tuple[str, ...]:
+        """Reasons why no point may be called recovered, however high its confidence is."""
+        reasons = (
+            (_DECAYED, self.decay > _MOSTLY_GONE),
+            (_SPARSE, self.sparse),
+        )
+        return tuple(why for why, holds in reasons if holds)
 
 
 def history(victim: Victim) -> History:
@@ -72,6 +87,9 @@ def history(victim: Victim) -> History:
     findings, related = _relation(victim)
     if not (decay or related):
         return History(0.0, tuple(findings))
+    # Decay moves every entry, so nothing that decayed is sparse or of low rank.
+    sparse = [] if decay else unchanged_entries(victim)
+    findings += [] if decay or sparse else merged_adapters(victim)
     if decay:
         findings = findings if related else []
         findings.append(
@@ -103,7 +121,9 @@ def history(victim: Victim) -> History:
                 "if the weights before rounding exist, audit those too: they tell more",
             )
         )
-    return History(decay, (*findings, *_outside(victim, named=bool(grid))))
+    if not sparse:
+        findings += _outside(victim, named=bool(grid))
+    return History(decay, (*findings, *sparse), sparse=bool(sparse))
 
 
 def undecayed(victim: Victim, decay: float) -> Victim:
