@@ -223,14 +223,14 @@ class _Search:
     def run(self) -> Outcome:
         """Attack the victim, then null victims, and judge. Ctrl-C ends the attacks, and what was
         found until then is judged."""
-        looked, interrupted = inspect(self._victim), False
+        looked, interrupted = inspect(self._victim, past=self._past), False
         try:
             self._attack(looked)
             best = self._best
             if best is not None and best.found is not None and best.found.confidence is not None:
                 self._attack_nulls(best)
                 if best.setting.victim is not self._victim:
-                    looked = inspect(best.setting.victim)
+                    looked = inspect(best.setting.victim, past=self._past)
         except KeyboardInterrupt:
             interrupted = True
         verdict = _judged(self._best, tuple(self._nulls))
