@@ -45,7 +45,7 @@ def merged_adapters(victim: Victim) -> list[Finding]:
     if rank is None or not isinstance(network, MLP):
         return []
     names = _ACTIVATIONS if network.assumed else (network.activation,)
-    if not all(outside_features(victim, name) > _MOST_OUTSIDE for name in names):
+    if not all(outside_features(victim, name, min(rank, 2)) > _MOST_OUTSIDE for name in names):
         return []
     return [
         Finding(
@@ -83,10 +83,11 @@ def _rank(change: Float[Tensor, "b a"], floor: float) -> int:
     return int((torch.linalg.svdvals(change) > _ROUNDINGS * floor).sum())
 
 
-def outside_features(victim: Victim, activation: str) -> float:
+def outside_features(victim: Victim, activation: str, least_rank: int = 1) -> float:
     """The largest share of any ΔW_l, l > 1, outside the leading directions of what enters layer l.
 
-    0 where there is nothing to compare.
+    0 where there is nothing to compare. A ΔW_l of a rank below `least_rank` is left out: if several
+    records have nearly the same features, a single row may hold the difference of these alone.
     """
     network = victim.network
     if not isinstance(network, MLP) or victim.theta_0 is None:
@@ -101,6 +102,8 @@ def outside_features(victim: Victim, activation: str) -> float:
         H = torch.cat(ends)
         _, s, Vh = torch.linalg.svd(H, full_matrices=False)
         held = (s.square().cumsum(0) / s.square().sum() < _ENERGY).sum() + 1
+        if _rank(change, rounding(victim.theta_f[layer.weight])) < least_rank:
+            continue
         if not bool(change.any()) or int(held) > _MOST_DIRECTIONS * H.shape[1]:
             continue
         inside = float((change @ Vh[:held].T).square().sum() / change.square().sum())
