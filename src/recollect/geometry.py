@@ -218,6 +218,8 @@ class SharedSubspace:
 
     def frame(self, Z: Float[Tensor, "n r"]) -> Float[Tensor, "nr k"]:
         n = len(Z)
+        # Points that are not finite have no frame. Their fit is NaN, and the step will not be made.
+        Z = Z.where(Z.isfinite(), torch.zeros_like(Z))
         P, _, Vh = torch.linalg.svd(Z, full_matrices=True)
         P, U, rest = P[:, : self.rank], Vh[: self.rank].T, Vh[self.rank :].T
         return torch.cat([_kron(torch.eye(n).to(Z), U), _kron(P, rest)], dim=1)

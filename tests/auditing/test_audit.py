@@ -26,7 +26,7 @@ from recollect import Exact, Reconstruction, Status, Withheld, audit, reconstruc
 from recollect.attacks.problem import Problem
 from recollect.auditing.attempt import Setting
 from recollect.auditing.forecast import outlook
-from recollect.auditing.nulls import NULLS, shuffled
+from recollect.auditing.nulls import ALL_NULLS, NULLS, shuffled
 from recollect.auditing.options import AuditOptions
 from recollect.auditing.run import run_audit
 from recollect.auditing.trying import attempt_at
@@ -66,12 +66,12 @@ def tiny() -> tuple[Victim, Tensor]:
     return recipe.make(data, CPU).victim, data.inputs
 
 
-@pytest.mark.parametrize("name", NULLS)
+@pytest.mark.parametrize("name", ALL_NULLS)
 def test_null_victims_have_the_sizes_and_nothing_of_the_data(name: str) -> None:
     victim, _ = easy()
-    null = NULLS[name](victim, 0)
-    again = NULLS[name](victim, 0)
-    other = NULLS[name](victim, 1)
+    null = ALL_NULLS[name](victim, 0)
+    again = ALL_NULLS[name](victim, 0)
+    other = ALL_NULLS[name](victim, 1)
     assert null.theta_0 is not None
     assert victim.theta_0 is not None
     names = victim.network.trained
@@ -79,7 +79,7 @@ def test_null_victims_have_the_sizes_and_nothing_of_the_data(name: str) -> None:
         assert null.delta(names)[one].shape == victim.delta(names)[one].shape
         assert torch.equal(null.delta(names)[one], again.delta(names)[one])
         assert not torch.equal(null.delta(names)[one], other.delta(names)[one])
-    if name == "shuffled":
+    if name in ("shuffled", "paired"):
         kept, mine = (spectrum(one).singular_values for one in (victim, null))
         assert torch.allclose(kept[:6], mine[:6], rtol=1e-6)
     if name != "wrong start":
@@ -87,6 +87,25 @@ def test_null_victims_have_the_sizes_and_nothing_of_the_data(name: str) -> None:
             assert float(null.delta(names)[one].norm()) == pytest.approx(
                 float(victim.delta(names)[one].norm())
             )
+
+
+def test_a_paired_null_moves_rows_and_columns_of_the_same_units() -> None:
+    victim, _ = easy()
+    null = NULLS["paired"](victim, 0)
+    first, last = victim.network.trained
+    mine, moved = victim.delta((first, last)), null.delta((first, last))
+    order = torch.cdist(moved[first], mine[first]).argmin(1)
+    assert not torch.equal(order, torch.arange(300))
+    assert torch.allclose(moved[first], mine[first][order])
+    assert torch.allclose(moved[last], mine[last][:, order])
+
+
+def test_one_entry_of_each_layer_meets_the_others_in_one_unit() -> None:
+    victim, _ = easy()
+    null = ALL_NULLS["one entry"](victim, 0)
+    first, last = null.delta(victim.network.trained).values()
+    assert first.count_nonzero() == last.count_nonzero() == 1
+    assert torch.equal(first.any(1), last.any(0))
 
 
 def test_an_easy_victim_is_exposed_and_a_null_victim_is_not(

@@ -292,7 +292,7 @@ def test_what_was_found_before_an_interrupt_counts(
 def test_an_interrupt_before_the_first_attack_leaves_a_report(
     tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(victim: Victim) -> None:
+    def interrupted(victim: Victim, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("recollect.auditing.call.history", interrupted)

@@ -32,6 +32,7 @@ from recollect.system.progress import Progress, quiet
 from recollect.truth.files import Truth, as_truth, check_run
 from recollect.truth.metrics import evaluate
 from recollect.victim.mlp import MLP
+from recollect.victim.options import NetworkOptions
 from recollect.victim.read.checkpoint import Source
 from recollect.victim.victim import Victim
 
@@ -48,6 +49,7 @@ def audit(
     activation: str | None = None,
     model: nn.Module | None = None,
     input_shape: tuple[int, ...] | None = None,
+    optimizer: str | None = None,
     device: torch.device | str = "auto",
     no_inputs: bool = False,
     progress: Progress = quiet,
@@ -77,6 +79,10 @@ def audit(
         The torch module whose weights these are. None: a plain MLP, inferred from the shapes.
     input_shape
         The shape of one input to `model`.
+    optimizer
+        The optimiser of the training: `sgd` (also with momentum), `adam`, `adamw`, `rmsprop`,
+        `adagrad` or `sign`. None: not known, and traces of one that rescales entries are looked
+        for.
     device
         `auto`, `cpu`, `cuda` or a torch device.
     no_inputs
@@ -93,7 +99,13 @@ def audit(
         (`interrupted`).
     """
     begun = prepare(
-        init, trained, truth=truth, activation=activation, model=model, input_shape=input_shape
+        init,
+        trained,
+        truth=truth,
+        activation=activation,
+        model=model,
+        input_shape=input_shape,
+        optimizer=optimizer,
     )
     return begun.run(
         n=n,
@@ -115,6 +127,8 @@ class Prepared:
     findings: tuple[Finding, ...]
     truth: Truth | None
     subject: Mapping[str, Any]
+    optimizer: str | None = None
+    """The optimiser of the training, where the user names it."""
 
     def run(
         self,
@@ -165,7 +179,7 @@ class Prepared:
         subject = self.subject
         if self.victim is None:
             return stopped(self.findings, subject, self.truth)
-        past = history(self.victim)
+        past = history(self.victim, optimizer=self.optimizer)
         # What was found in the files, such as an optimiser's state, belongs to the history too.
         past = replace(past, findings=(*self.findings, *past.findings))
         outcome = run_audit(
@@ -200,9 +214,11 @@ def prepare(
     activation: str | None = None,
     model: nn.Module | None = None,
     input_shape: tuple[int, ...] | None = None,
+    optimizer: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Prepared:
     """Read the files and collect all findings in them. A file that cannot be read is an error."""
+    NetworkOptions(optimizer=optimizer)  # checks the name
     known = None if truth is None else as_truth(truth)
     subject = subject_of(init, trained, options or {})
     checked = validate(init, trained, activation=activation, model=model, input_shape=input_shape)
@@ -218,7 +234,7 @@ def prepare(
         )
     if victim is not None and known is not None:
         check_run(known, victim.run)
-    return Prepared(victim, checked.findings, known, subject)
+    return Prepared(victim, checked.findings, known, subject, optimizer)
 
 
 def subject_of(

@@ -4,8 +4,18 @@ Each is made from the audited victim, so that it has the same sizes and the same
 
     shuffled        θf = θ0 + ΠΔθ: the change of each unit, with that of its bias, is given to
                     another unit; [ΔW_1 | Δb_1] keeps its rank and its row space
+    paired          the same, but a unit's row of ΔW_l and its column of ΔW_{l+1} go to the same
+                    unit: what training did to the layers still agrees, and only θ0 does not
     wrong start     θ0 is replaced by a random permutation of its entries
     random weights  θf = θ0 + noise that has the norm of Δθ in each tensor
+
+Two more are for benchmarks and tests. An audit does not attack them: they are far from any trained
+model, and points in which nothing is called would only make false alarms look rarer.
+
+    scattered       each tensor keeps the values of its change, at random places: a change with few
+                    entries keeps their number
+    one entry       each tensor has its whole change in one entry, and these entries meet in one
+                    unit of each layer
 """
 
 from __future__ import annotations
@@ -40,6 +50,41 @@ def shuffled(victim: Victim, seed: int) -> Victim:
     return _with_change(victim, moved)
 
 
+def paired(victim: Victim, seed: int) -> Victim:
+    generator = stream("null: paired", seed)
+    last, first = victim.network.last, victim.network.first
+    delta = victim.delta(victim.network.trained)
+    orders: dict[str, Tensor] = {}
+    """The order of the rows of each layer, by the layer's name."""
+    entering: dict[int, Tensor] = {}
+    """The order of the units that enter the next layer, by their number."""
+
+    def order(name: str) -> Tensor | None:
+        layer = name.rpartition(".")[0]
+        if name in last.names:
+            return None
+        if layer not in orders:
+            orders[layer] = torch.randperm(len(delta[name]), generator=generator)
+        return orders[layer]
+
+    def moved(name: str, change: Tensor) -> Tensor:
+        if change.dim() > 1 and (first is None or name != first.weight):
+            units = change.shape[1]
+            before = entering.get(units)
+            if before is None:
+                before = torch.randperm(units, generator=generator)
+            change = change[:, before]
+        rows = order(name)
+        if rows is None:
+            return change
+        if change.dim() > 1:
+            entering.clear()
+            entering[len(rows)] = rows
+        return change[rows]
+
+    return _with_change(victim, moved)
+
+
 def wrong_start(victim: Victim, seed: int) -> Victim:
     generator = stream("null: wrong start", seed)
     theta_0 = _start(victim)
@@ -65,11 +110,42 @@ def random_weights(victim: Victim, seed: int) -> Victim:
     return _with_change(victim, noise)
 
 
+def scattered(victim: Victim, seed: int) -> Victim:
+    generator = stream("null: scattered", seed)
+
+    def moved(name: str, change: Tensor) -> Tensor:
+        places = torch.randperm(change.numel(), generator=generator)
+        return change.flatten()[places].reshape(change.shape)
+
+    return _with_change(victim, moved)
+
+
+def one_entry(victim: Victim, seed: int) -> Victim:
+    generator = stream("null: one entry", seed)
+    units: dict[int, int] = {}
+    """The unit that changes, by the number of units in its layer."""
+
+    def unit(size: int) -> int:
+        if size not in units:
+            units[size] = int(torch.randint(size, (), generator=generator))
+        return units[size]
+
+    def moved(name: str, change: Tensor) -> Tensor:
+        one = torch.zeros_like(change)
+        one[tuple(unit(size) for size in change.shape)] = change.norm()
+        return one
+
+    return _with_change(victim, moved)
+
+
 NULLS: Mapping[str, Callable[[Victim, int], Victim]] = {
     "shuffled": shuffled,
+    "paired": paired,
     "wrong start": wrong_start,
     "random weights": random_weights,
 }
+"""The null victims that an audit attacks, in this order."""
+ALL_NULLS = {**NULLS, "scattered": scattered, "one entry": one_entry}
 
 
 def _start(victim: Victim) -> Theta:

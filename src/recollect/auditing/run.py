@@ -111,7 +111,7 @@ class _Search:
     def run(self) -> Outcome:
         """Attack the victim, then null victims, and judge. Ctrl-C ends the attacks, and what was
         found until then is judged."""
-        looked, interrupted = inspect(self._victim), False
+        looked, interrupted = inspect(self._victim, past=self._past), False
         try:
             self._attack(looked)
             best = self._best()
@@ -119,7 +119,7 @@ class _Search:
                 if best.found.confidence is not None:
                     self._attack_nulls(best)
                 if best.setting.victim is not self._victim:
-                    looked = inspect(best.setting.victim)
+                    looked = inspect(best.setting.victim, past=self._past)
         except KeyboardInterrupt:
             interrupted = True
         best, seen = self._best(), None
@@ -169,11 +169,8 @@ class _Search:
 
     def _attack(self, looked: Inspection) -> None:
         machine = Machine.measured(self._device)
-        reasons = {
-            "weight decay left so little of the start that points are biased": self._past.biased,
-            UNTESTED: not first_attack(looked).calibrated(self._victim),
-        }
-        self._withhold = tuple(why for why, holds in reasons.items() if holds)
+        calibrated = first_attack(looked).calibrated(self._victim)
+        self._withhold = self._past.withhold + (() if calibrated else (UNTESTED,))
         spared: Setting | None = None
         costs: dict[str, float] = {}
 

@@ -85,6 +85,7 @@ def audit(
             activation=network.activation,
             model=build_model(network.model),
             input_shape=network.shape,
+            optimizer=network.optimizer,
             options=said,
         )
     except InputError as problem:

@@ -43,6 +43,7 @@ def inspect(
         RUN (a folder that `train` made), or INIT TRAINED (two checkpoints).
     """
     from recollect.auditing.forecast import outlook
+    from recollect.examine.history import undecayed
     from recollect.examine.inspection import inspect as inspect_victim
     from recollect.records import finite
     from recollect.system.device import Machine, choose_device, readable_bytes
@@ -50,9 +51,12 @@ def inspect(
     terminal = Terminal(json=json)
     options: AuditOptions = build(AuditOptions, given(flags, only=_SPENDING))
     where = choose_device(options.device)
-    victim = load_victim(paths, network_options(given(flags, only=NetworkOptions)))
+    network = network_options(given(flags, only=NetworkOptions))
+    victim = load_victim(paths, network)
     announce_svd(terminal, victim)
-    looked = inspect_victim(victim, n=options.n)
+    looked = inspect_victim(victim, n=options.n, optimizer=network.optimizer)
+    past = looked.past
+    victim = undecayed(victim, past.decay) if past.decay else victim
     settings = outlook(
         victim, looked, looked.rank if options.n is None else options.n, Machine.measured(where)
     )
@@ -81,6 +85,8 @@ def inspect(
             + (f"; not worth trying: {one.against}" if one.against else "")
         )
     terminal.table(rows)
+    for finding in past.findings:
+        terminal.say(f"· {finding}")
     for sentence in looked.expectations:
         terminal.say(f"· {sentence}")
     answer: dict[str, Any] = {
@@ -90,6 +96,12 @@ def inspect(
         "gap_found": None if looked.spectrum is None else looked.spectrum.found,
         "singular_values": values,
         "moved": {name: finite(share) for name, share in looked.moved.items()},
+        "fits": past.fits,
+        "weight_decay": past.decay,
+        "findings": [
+            {**asdict(finding), "severity": finding.severity.name.lower()}
+            for finding in past.findings
+        ],
         "counting": [asdict(one) for one in looked.counting],
         "settings": [{**asdict(one), "worth_trying": not one.against} for one in settings],
         "norms_identifiable": looked.norms_identifiable,

@@ -39,6 +39,10 @@ from recollect.victim.options import NetworkOptions
 if TYPE_CHECKING:
     from recollect.attacks.base import Attack
     from recollect.attacks.result import Reconstruction
+    from recollect.examine.history import History
+
+UNDO, KEEP = "undo", "keep"
+"""What `--weight-decay` may say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,12 @@ class RunOptions(ComputeOptions):
         help="exact: Levenberg–Marquardt in stages. projection: the paper's attack. Or "
         "package.module:Class, an attack "
         "of your own. auto: exact, or projection where --solver gd or lm is given.",
+    )
+    weight_decay: str = option(
+        UNDO,
+        help="undo: weight decay is measured where the first layer's change holds nothing of the "
+        "data, and undone. keep: the change is explained as it is.",
+        choices=(UNDO, KEEP),
     )
 
 
@@ -101,6 +111,7 @@ def reconstruct(
         Go on from the checkpoint in --out if it is of the same run.
     """
     from recollect.attacks.reconstruct import reconstruct as run_attack
+    from recollect.examine.history import history, undecayed
     from recollect.records import FACTS, RESUME, TENSORS, ResumeFile, record_of, write_record
     from recollect.solve.loop import Status
     from recollect.system.device import choose_device
@@ -136,6 +147,9 @@ def reconstruct(
     keep_audit(out)
     check_writable(out)
     victim = load_victim(paths, network)
+    past = history(victim, optimizer=network.optimizer)
+    undone = past.decay if options.weight_decay == UNDO else 0.0
+    victim = undecayed(victim, undone) if undone else victim
     announce_svd(terminal, victim)
     found = run_attack(
         victim,
@@ -146,6 +160,7 @@ def reconstruct(
         progress=terminal.progress,
         resume=ResumeFile(out, resume=resume),
     )
+    found = _with_history(found, past, undone)
     record = record_of(
         found,
         victim,
@@ -164,6 +179,17 @@ def reconstruct(
     if found.status in (Status.SINGULAR, Status.DIVERGED):
         raise RunError(f"{found.status.value} (the best so far is in {out})")
     return 130 if found.status is Status.INTERRUPTED else 0
+
+
+def _with_history(found: Reconstruction, past: History, undone: float) -> Reconstruction:
+    """The result with what the history of the change says about it."""
+    from recollect.attacks.result import Withheld
+
+    notes = [f"weight decay of {undone:.3g} was measured and undone"] if undone else []
+    notes += [str(finding) for finding in past.findings if finding.misfit]
+    every = tuple(range(len(found.inputs)))
+    withheld = [] if found.confidence is None else [Withheld(every, why) for why in past.withhold]
+    return replace(found, notes=(*found.notes, *notes), withheld=(*found.withheld, *withheld))
 
 
 def named_attack(said: Mapping[str, Any], more: list[str]) -> Attack:
@@ -257,6 +283,7 @@ def repeated(
         for name, value in options.items()
         if name != "checkpoints" and (name in known or external)
     }
+    kept.setdefault("weight_decay", KEEP)  # records from before the option did not undo it
     _warn_of_threads(facts.get("threads"))
     tuning = facts.get("tuning")
     return tuple(map(Path, paths)), kept, _tuning(tuning) if isinstance(tuning, dict) else None

@@ -1,5 +1,5 @@
-"""Infers from Δθ how the weights were trained: weight decay, noise, rounding, other optimisers, or
-a θ0 of another run.
+"""Infers from Δθ how the weights were trained: weight decay, noise, rounding, other optimisers,
+merged adapters, entries that were left out, or a θ0 of another run.
 
 Gradient descent without any of these leaves ΔW_1 = Σ_t Σ_i b_it x_iᵀ, which has the rank of the
 data up to rounding. Any part of ΔW_1 outside the span of the data has another cause. Weight decay
@@ -19,7 +19,10 @@ from dataclasses import dataclass
 import torch
 
 from recollect.errors import VictimError
+from recollect.examine.adapters import merged_adapters
 from recollect.examine.findings import Finding, Severity
+from recollect.examine.optimiser import rescaled, told
+from recollect.examine.sparse import unchanged_entries
 from recollect.examine.subspace import ROUNDINGS, Spectrum, gap_rule, rounding, spectrum
 from recollect.shapes import Float, Tensor
 from recollect.victim.victim import Victim
@@ -38,11 +41,12 @@ _FAR = 0.5
 _FLAT = 0.3
 """The rest is taken for noise if its smallest singular value is above this share of σ(√p − √d), its
 size for white noise. For data it is many orders of magnitude below the largest."""
-_EVEN = 0.58
-"""Largest (mean |Δ|)²/mean Δ² over the entries of ΔW_1 that fits gradient descent. It is 0.49 to
-0.53 for gradient descent, 0.61 to 0.85 for Adam with few steps and 0.54 with many (so Adam is not
-always detected), 0.64 for Gaussian noise, and 1 if only the signs of gradients are used."""
+_NOISE_EDGE = 1.1
+"""A spectrum is taken for white noise if its largest value is below this multiple of what the
+Marchenko–Pastur law says."""
 _LEVELS = 256
+_DECAYED = "weight decay left so little of the start that points are biased"
+_SPARSE = "the change leaves out entries that training would have changed"
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class History:
     decay: float
     """c, or 0 if no decay was detected."""
     findings: tuple[Finding, ...]
+    sparse: bool = False
+    """Whether the change leaves out entries that training would have changed."""
 
     @property
     def fits(self) -> bool:
@@ -60,20 +66,38 @@ class History:
     @property
     def biased(self) -> bool:
         """Whether the points found have errors that their confidence does not show."""
-        return self.decay > _MOSTLY_GONE
+        return bool(self.withhold)
+
+    @property
+    def withhold(self) -> tuple[str, ...]:
+        """Reasons why no point may be called recovered, however high its confidence is."""
+        reasons = (
+            (_DECAYED, self.decay > _MOSTLY_GONE),
+            (_SPARSE, self.sparse),
+        )
+        return tuple(why for why, holds in reasons if holds)
 
 
-def history(victim: Victim) -> History:
-    """Infer the history from the two checkpoints. What is not detected may still have happened."""
+def history(victim: Victim, *, optimizer: str | None = None) -> History:
+    """Infer the history from the two checkpoints. What is not detected may still have happened.
+
+    `optimizer` is the one that the user names; None: it is not known, and its traces are looked
+    for.
+    """
     if victim.theta_0 is None:
         return History(0.0, ())
     decay = weight_decay(victim)
     decay = 0.0 if decay > _ALL_GONE else decay
     findings, related = _relation(victim)
+    named = [] if optimizer is None else told(optimizer)
+    findings += named
     if not (decay or related):
         return History(0.0, tuple(findings))
+    # Decay moves every entry, so nothing that decayed is sparse or of low rank.
+    sparse = [] if decay else unchanged_entries(victim)
+    findings += [] if decay or sparse else merged_adapters(victim)
     if decay:
-        findings = findings if related else []
+        findings = findings if related else named
         findings.append(
             Finding(
                 Severity.LIMITS,
@@ -105,7 +129,9 @@ def history(victim: Victim) -> History:
                 code="rounded",
             )
         )
-    return History(decay, (*findings, *_outside(victim, named=bool(grid))))
+    if not sparse:
+        findings += _outside(victim, named=bool(grid), optimizer=optimizer)
+    return History(decay, (*findings, *sparse), sparse=bool(sparse))
 
 
 def undecayed(victim: Victim, decay: float) -> Victim:
@@ -218,7 +244,7 @@ def _values(tensor: Tensor) -> int:
     return 1 + int((ordered[1:] != ordered[:-1]).sum())
 
 
-def _outside(victim: Victim, *, named: bool) -> list[Finding]:
+def _outside(victim: Victim, *, named: bool, optimizer: str | None) -> list[Finding]:
     """Findings on the part of ΔW_1 outside the span of the data."""
     try:
         found = spectrum(victim, augmented=False)
@@ -227,8 +253,16 @@ def _outside(victim: Victim, *, named: bool) -> list[Finding]:
     delta = victim.delta_W1()
     assert delta is not None
     assert victim.network.first is not None
-    sigma = _noise(delta, found)
     floor = rounding(victim.theta_f[victim.network.first.weight])
+    tail = found.singular_values[found.rank :]
+    clean = found.found and (not len(tail) or float(tail[0]) < ROUNDINGS * floor)
+    if clean and found.rank < min(delta.shape) // 2:
+        return []  # of low rank up to rounding: nothing but gradients
+    suspected = rescaled(victim) if optimizer is None else []
+    rest = tail if found.found else found.singular_values
+    if suspected and (clean or not _white(rest, delta.shape)):
+        return suspected  # what such an optimiser leaves outside the data looks like noise
+    sigma = _noise(delta, found)
     if (
         sigma
         and sigma * (math.sqrt(delta.shape[0]) + math.sqrt(delta.shape[1])) > ROUNDINGS * floor
@@ -246,32 +280,14 @@ def _outside(victim: Victim, *, named: bool) -> list[Finding]:
                 code="noise",
             )
         ]
-    if found.found and found.rank < min(delta.shape) // 2:
-        return []
-    entries = delta[:, delta.any(0)]
-    entries = entries[entries.any(1)]
-    even = float(entries.abs().mean().square() / entries.square().mean())
-    if even > _EVEN:
-        return [
-            Finding(
-                Severity.LIMITS,
-                "the entries of the first layer's change are more alike in size than gradients "
-                f"are ({even:.2f}, "
-                "gradient descent leaves about 0.52)",
-                "an optimiser rescaled them one by one (Adam, RMSprop, signs); Δθ is then no "
-                "combination of gradients, "
-                "and the method does not fit",
-                "expect little, and do not take a failure for safety",
-                misfit=True,
-                code="rescaled-entries",
-            )
-        ]
     return []
 
 
 def _noise(delta: Float[Tensor, "p d"], found: Spectrum) -> float:
     """σ of the entries of ΔW_1 outside the data, if that part looks like white noise; otherwise
     0."""
+    if not found.found and not _white(found.singular_values, delta.shape):
+        return 0.0  # data that fill all directions also leave a spectrum without a gap
     rank = found.rank if found.found else min(delta.shape) // 2
     tail = found.singular_values[rank:].double()
     rows, columns = delta.shape[0] - rank, delta.shape[1] - rank
@@ -285,3 +301,14 @@ def _noise(delta: Float[Tensor, "p d"], found: Spectrum) -> float:
         else True
     )
     return sigma if spread else 0.0
+
+
+def _white(s: Float[Tensor, " k"], shape: tuple[int, ...]) -> bool:
+    """Whether the last singular values of a matrix of this shape are those of white noise."""
+    before = min(shape) - len(s)
+    rows, columns = shape[0] - before, shape[1] - before
+    if not len(s):
+        return False
+    sigma = math.sqrt(float(s.double().square().sum()) / (rows * columns))
+    edge = sigma * (math.sqrt(rows) + math.sqrt(columns))
+    return float(s[0]) < _NOISE_EDGE * edge

@@ -10,6 +10,7 @@ from torch import nn
 
 from recollect.errors import OptionError, VictimError
 from recollect.examine.counting import effective_equations, largest, output_rank
+from recollect.examine.history import History, history, undecayed
 from recollect.examine.subspace import Spectrum, bias_scale, spectrum
 from recollect.shapes import Theta
 from recollect.victim.parity import Parity, parity
@@ -73,6 +74,9 @@ class Inspection:
         What to expect from an attack, in sentences.
     directions
         The largest rank that ΔW_1 can have: the smaller number of its rows and columns that moved.
+    past
+        The history of the change (`examine/history.py`). Its weight decay is undone in all of the
+        above, except in `moved`.
     """
 
     description: str
@@ -84,6 +88,7 @@ class Inspection:
     signs: Parity
     expectations: tuple[str, ...]
     directions: int
+    past: History
 
 
 def inspect(
@@ -94,6 +99,8 @@ def inspect(
     activation: str | None = None,
     model: nn.Module | None = None,
     input_shape: tuple[int, ...] | None = None,
+    optimizer: str | None = None,
+    past: History | None = None,
 ) -> Inspection:
     """Look at a victim before any attack.
 
@@ -107,6 +114,11 @@ def inspect(
         The number of points to count equations for. None: the rank of ΔW_1.
     activation, model, input_shape
         As for `load`.
+    optimizer
+        The optimiser of the training, as for `audit`.
+    past
+        The history of the change, where it is known and its weight decay is undone in `victim`
+        already. None: it is inferred, and weight decay is undone.
 
     Returns
     -------
@@ -119,6 +131,10 @@ def inspect(
                 "expected a victim, or weights before and after training, got one; give both"
             )
         victim = load(victim, trained, activation=activation, model=model, input_shape=input_shape)
+    moved = _moved(victim)
+    if past is None:
+        past = history(victim, optimizer=optimizer)
+        victim = undecayed(victim, past.decay) if past.decay else victim
     try:
         found: Spectrum | None = spectrum(victim)
         missing = None
@@ -132,13 +148,14 @@ def inspect(
     ]
     return Inspection(
         description=victim.describe(),
-        moved=_moved(victim),
+        moved=moved,
         spectrum=found,
         rank=rank,
         counting=tuple(counting),
         norms_identifiable=free,
         signs=signs,
-        expectations=tuple(_expectations(victim, found, missing, signs)),
+        expectations=tuple(_expectations(victim, found, missing, signs, past)),
+        past=past,
         directions=_directions(victim),
     )
 
@@ -183,7 +200,7 @@ def _moved(victim: Victim) -> dict[str, float]:
 
 
 def _expectations(
-    victim: Victim, found: Spectrum | None, missing: str | None, signs: Parity
+    victim: Victim, found: Spectrum | None, missing: str | None, signs: Parity, past: History
 ) -> list[str]:
     said = []
     if found is None:
@@ -202,9 +219,12 @@ def _expectations(
         )
     else:
         gap = f"{found.gap:,.0f}" if 100 <= found.gap < 1e6 else f"{found.gap:.2g}"
-        said.append(
-            f"the spectrum of ΔW1 has a clear gap ({gap}×): the data span {found.rank} directions"
+        means = (
+            f"the data span {found.rank} directions"
+            if past.fits
+            else f"its rank is {found.rank}, which may say nothing of the data"
         )
+        said.append(f"the spectrum of ΔW1 has a clear gap ({gap}×): {means}")
     if victim.network.homogeneous:
         said.append("the network is positively homogeneous: directions can be found, norms cannot")
     else:

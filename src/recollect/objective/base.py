@@ -95,6 +95,9 @@ class ExactObjective(Objective, Protocol):
     def lifted(self) -> bool:
         """Whether signs are lifted, so that z and −z are the same point (`objective/rows.py`)."""
 
+    def at(self, endpoints: Endpoints) -> ExactObjective:
+        """The same target, explained by gradients that are taken elsewhere."""
+
     def unknowns(self, n: int, r: int, geometry: Geometry) -> int:
         """The number of coordinates and coefficients of n points, and of all other free numbers."""
 

@@ -16,6 +16,7 @@ import torch
 
 from recollect.geometry import Geometry
 from recollect.objective.base import Fit, Gains, GramObjective, barred, cost, gain
+from recollect.objective.endpoints import Endpoints
 from recollect.objective.evidence import Evidence
 from recollect.objective.factors import total
 from recollect.objective.gram import Gram
@@ -70,6 +71,12 @@ class LastLayerObjective(GramObjective):
         if self.rows.biased:
             assert last.bias is not None
             self.delta = torch.cat([self.delta, delta[last.bias][:, None]], dim=1)
+
+    def at(self, endpoints: Endpoints) -> LastLayerObjective:
+        evidence = self.evidence.at(endpoints)
+        return LastLayerObjective(
+            evidence, device=self._device, dtype=self._dtype, lifted=self.lifted
+        )
 
     @property
     def name(self) -> str:

@@ -116,6 +116,16 @@ class LayerwiseObjective(GramObjective):
             self._fixed = self._linear_parts(replace(self._network, parity=-1))
             self._network = replace(self._network, parity=1)
 
+    def at(self, endpoints: Endpoints) -> LayerwiseObjective:
+        return LayerwiseObjective(
+            self.evidence.at(endpoints),
+            self.names,
+            device=self._device,
+            dtype=self._dtype,
+            balanced=self.balanced,
+            lifted=self.lifted,
+        )
+
     @property
     def name(self) -> str:
         return f"layerwise Gram at {self.endpoints.where}"

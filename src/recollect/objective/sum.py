@@ -90,6 +90,9 @@ class SumObjective:
         """
         return any(part.lifted for part in self.parts)
 
+    def at(self, endpoints: Endpoints) -> SumObjective:
+        return SumObjective([part.at(endpoints) for part in self.parts], self.weights)
+
     def unknowns(self, n: int, r: int, geometry: Geometry) -> int:
         """The coordinates of the points, counted once, and the coefficients of all parts."""
         coordinates = n * geometry.free_dimensions(r)

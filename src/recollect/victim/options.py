@@ -1,4 +1,4 @@
-"""What a file of weights does not say about its network. Nothing here imports torch."""
+"""What a file of weights does not say about its network and its training. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from recollect.errors import OptionError
 from recollect.options import check, option
 from recollect.victim.activation_names import ACTIVATIONS
 
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad", "sign")
+
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """How the command line describes a network."""
+    """How the command line describes a network and its training."""
 
     activation: str | None = option(
         None,
@@ -26,6 +28,12 @@ class NetworkOptions:
     )
     input_shape: str | None = option(
         None, help="Shape of one input to --model, for instance 3,32,32."
+    )
+    optimizer: str | None = option(
+        None,
+        help="The optimiser of the training; sgd includes momentum. auto looks for traces of one "
+        "that rescales entries.",
+        choices=OPTIMIZERS,
     )
 
     def __post_init__(self) -> None:

@@ -10,15 +10,25 @@ The residual is not noise. It is what the linearisation of training leaves, and 
 not explain. But a point that nothing holds has a large ê whatever the residual is made of, and in a
 search that is stuck those are the wrong ones. Where JᵀJ is not formed, its inverse is estimated
 with random signs (`objective/normal.py`), with an error of some ten per cent.
+
+ê says nothing of a point that cannot move, such as the only point of a rank of one. What counts
+there, and everywhere, is that the points explain the change by what they are: their gradients at
+one end of training alone must explain at least half of it. The difference between a point's
+gradients at the two ends is not made of the point alone. It repeats what training did to the other
+layers, and a change of W_L that only repeats the change of W_1 (in the same units) is explained by
+the difference at almost any point.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from scipy.special import chdtri
 
 from recollect.geometry import Geometry
 from recollect.objective.base import ExactObjective
+from recollect.objective.endpoints import Endpoints
 from recollect.shapes import Bool, Float, Tensor
 
 DOUBTFUL = 0.1
@@ -30,6 +40,10 @@ _UNKNOWN = 1e6
 _UNHELD = 1e9
 """A point is not held if tr (JᵀJ)⁻¹_ii exceeds this multiple of 1/mean(diag JᵀJ). A null
 direction of JᵀJ reaches 1e12, the inverse of the relative loading of JᵀJ."""
+_LARGEST_LOSS_AT_ONE_END = 0.5
+"""If gradients at either end alone leave more than this share of the change, the points are not
+called. In small networks (width 150, 1 to 5 records) right points that were called left at most
+0.2, and points that explained two edited entries left 0.88 to 0.93."""
 _FAR = 4.0
 """A point longer than this multiple of the median norm is taken to be running away."""
 
@@ -68,9 +82,10 @@ def confidence(
 ) -> Float[Tensor, " n"]:
     """w · cost/(cost + L) / (1 + (ê/0.1)²): held firmly, explaining much, in a search that worked.
 
-    The last factor is one half where a point is as likely wrong as right. cost/(cost + L) is what a
-    fit to noise lacks: with equations to spare its points are held firmly as well, but each of them
-    explains less than remains. w is the share of all points for which the product of the two is at
+    All are zero where only differences between the two ends explain the change. The last factor is
+    one half where a point is as likely wrong as right. cost/(cost + L) is what a fit to noise
+    lacks: with equations to spare its points are held firmly as well, but each of them explains
+    less than remains. w is the share of all points for which the product of the two is at
     least one half: where the search failed for many points, those that seem right are often a
     little off, because they stand in for the others.
     """
@@ -79,4 +94,20 @@ def confidence(
     loss = objective.fit(Z, gradient=False, jitter=jitter).loss
     share = cost / (cost + loss).clamp_min(1e-300)
     alone = (share / (1 + (errors / DOUBTFUL).square())).nan_to_num(0.0)
+    if not loss_at_one_end(objective, Z, jitter) <= _LARGEST_LOSS_AT_ONE_END:
+        return torch.zeros_like(alone)
     return alone * (alone >= 0.5).to(alone).mean()
+
+
+def loss_at_one_end(
+    objective: ExactObjective, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+) -> float:
+    """The share of the change that gradients at θf alone leave, or those at θ0 alone if it is less.
+
+    NaN where neither could be solved.
+    """
+    ends = [objective]
+    if objective.endpoints.several:
+        ends = [objective.at(end) for end in (Endpoints.FINAL, Endpoints.INITIAL)]
+    losses = torch.stack([end.fit(Z, gradient=False, jitter=jitter).loss for end in ends])
+    return float(losses[torch.isfinite(losses)].min()) if losses.isfinite().any() else math.nan
