@@ -117,7 +117,7 @@ def test_batch_norm_and_dropout_run_with_caveats(tmp_path: Path) -> None:
     found = checked(tmp_path, before, moved(before), model)
     assert found.victim is not None
     seen = [finding.seen for finding in found.findings]
-    assert seen[0] == "there are BatchNorm layers"
+    assert seen[0] == "there are BatchNorm layers (1)"
     assert "there is dropout (3)" in seen
     assert sum("BatchNorm" in one for one in seen) == 1
     assert any("no rule here (1.weight, 1.bias)" in one for one in seen)
