@@ -33,8 +33,8 @@ class Forecast:
     """Whether the setting fits into memory."""
 
     def hindrance(self, too_slow: str) -> Reason | None:
-        """What keeps the setting from being tried, where that is counting or time and not
-        memory."""
+        """Why the setting is not tried: too few equations, or too little time. None where neither
+        is the reason; memory has no reason of its own."""
         if self.coordinates > self.equations_effective:
             return "counting"
         return "time" if too_slow else None
