@@ -2,12 +2,12 @@
 
 Low rank alone does not tell: training on n records changes W_1 by a matrix of rank n as well, and a
 single step changes every layer so. What tells is what the rows of ΔW_l lie in. Gradient descent
-adds combinations of what enters the layer, ΔW_l = Σ b_i h_iᵀ. Where W_1 was trained, the training inputs
-that produced these features h_i lie in the row space of ΔW_1. The rows of A_l, by contrast, are
-initialised at random and are no combinations of features. So the features of random points in that
-row space are computed at both ends of training. Their leading directions contain nearly all of ΔW_l
-after gradient descent, and little of it after a merge. The first layer has no such test: nobody knows its inputs. Adapters of the first layer alone
-are therefore not recognised.
+adds combinations of what enters the layer, ΔW_l = Σ b_i h_iᵀ. Where W_1 was trained, the training
+inputs that produced these features h_i lie in the row space of ΔW_1. The rows of A_l, by contrast,
+are initialised at random and are no combinations of features. So the features of random points in
+that row space are computed at both ends of training. Their leading directions contain nearly all of
+ΔW_l after gradient descent, and little of it after a merge. The first layer has no such test:
+nobody knows its inputs. Adapters of the first layer alone are therefore not recognised.
 """
 
 from __future__ import annotations
