@@ -325,6 +325,15 @@ def default_columns() -> dict[str, Any]:
     return {**found, "attack_options": None}
 
 
+def later_columns() -> set[str]:
+    """Columns that a table may lack, since attacks have got more options over time. A job from
+    before an option existed was run as its default says."""
+    victim_and_study = {
+        one.column for one in (*schema(Recipe).values(), *schema(StudyOptions).values())
+    }
+    return set(column_kinds()) - victim_and_study | {"attack"}
+
+
 def _cell(option: Option, word: Any) -> Any:
     """The cell of a plain value. `auto` becomes None unless it is one of the option's words."""
     return None if word == AUTO and not option.allowed else word

@@ -11,7 +11,13 @@ from typing import Any
 
 from recollect.errors import FileError, OptionError
 from recollect.options import AUTO
-from recollect.study.job import Job, column_kinds, default_columns, study_schema
+from recollect.study.job import (
+    Job,
+    column_kinds,
+    default_columns,
+    later_columns,
+    study_schema,
+)
 from recollect.study.store import RESULTS, Store, check_value
 from recollect.system.files import not_a_file, write_bytes
 
@@ -118,7 +124,7 @@ def read_table(path: Path) -> list[Row]:
             lines = csv.reader(stream)
             header = next(lines, [])
             places = {name: header.index(name) for name in KINDS if name in header}
-            if missing := set(KINDS) - set(places) - _NEW_COLUMNS:
+            if missing := set(KINDS) - set(places) - later_columns():
                 what = (
                     f"a table without {', '.join(sorted(missing)[:5])}"
                     if header
@@ -183,10 +189,3 @@ _NEEDED = (
     "chance_span_up_to_sign",
     "attack_seconds",
 )
-_NEW_COLUMNS = frozenset(
-    {
-        *("attack", "attack_options", "attack_dtype", "attack_tolerance"),
-        *("gram", "norm", "rounds", "damping", "settled"),
-    }
-)
-"""Columns that tables of version 0.1.0 do not have."""
