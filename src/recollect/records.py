@@ -105,6 +105,7 @@ def record_of(
         "n_source": found.n_source,
         "n_clear": found.n_clear,
         "n_tried": [{"n": n, "loss": finite(loss)} for n, loss in found.n_tried],
+        "mismatch": None if found.mismatch is None else finite(found.mismatch),
         "signs_settled": found.signs_settled,
         "withheld": [asdict(withheld) for withheld in found.withheld],
         "rank": found.rank,

@@ -7,6 +7,7 @@ out and adding points. The objectives under test are single ones and weighted su
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from recollect.errors import OptionError
 from recollect.geometry import FreeRadius, Geometry, Slice, Sphere
 from recollect.objective import normal as normal_file
-from recollect.objective.base import ExactObjective, Objective
+from recollect.objective.base import ExactObjective, GramObjective, Objective
 from recollect.objective.dense import DenseObjective
 from recollect.objective.endpoints import Endpoints
 from recollect.objective.evidence import Evidence
@@ -475,6 +476,39 @@ def test_endpoints_and_lifting_match_the_definition(form: Form, shape: ExactShap
     terms, Z = shape.build(form)
     # Where moving a point along the sphere changes nothing, the gradient vanishes up to rounding.
     same_fit(terms, Z, 10 * precision(terms, Z), least=1e-3)
+
+
+@pytest.mark.parametrize("form", [form for form in EXACT if len(form) == 1], ids=in_words)
+@given(shape=exact_shapes)
+def test_the_remainder_is_what_the_gradients_leave(form: Form, shape: ExactShape) -> None:
+    (term,), Z = shape.build(form)
+    objective = term.objective()
+    assert isinstance(objective, GramObjective)
+    delta = target(term)
+    R = orthogonal(gradients(term, Z).detach(), delta[:, None])[:, 0]
+    parts = objective.remainder(Z)
+    ours = torch.cat([parts[name].reshape(-1) for name in term.names])
+    close(ours, R, 10 * precision([term], Z), float(delta.norm()))
+
+
+@given(shape=exact_shapes)
+def test_a_balanced_remainder_is_orthogonal_in_balanced_units(shape: ExactShape) -> None:
+    (term,), Z = shape.build((("layerwise", "all"),))
+    objective = LayerwiseObjective(
+        term.evidence, term.names, device=CPU, dtype=F64, lifted=term.lifted, balanced=True
+    )
+    parts, G = objective.remainder(Z), gradients(term, Z).detach()
+    lengths = {}
+    for layer in objective.layers:
+        names = [name for name in layer.names if name in term.names]
+        length = math.sqrt(sum(float(term.evidence.target[k].square().sum()) for k in names))
+        lengths |= dict.fromkeys(names, length)
+    weights = torch.cat(
+        [torch.full((parts[name].numel(),), 1 / lengths[name], dtype=F64) for name in term.names]
+    )
+    R = torch.cat([parts[name].reshape(-1) for name in term.names])
+    twin = orthogonal(G * weights, (target(term) * weights)[:, None])[:, 0] / weights
+    close(R, twin, 100 * precision([term], Z), float(target(term).norm()))
 
 
 @every_exact_form

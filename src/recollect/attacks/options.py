@@ -156,6 +156,10 @@ class Exact(Search):
         Largest number of steps of each run.
     rounds
         Largest number of respawns at each endpoint.
+    retrain
+        Whether to train on the points that were found, and to correct them by the result
+        (`attacks/exact/retrace.py`): `"always"` or `"never"`. None: where the residual limits how
+        accurate the points are.
     tuning
         Thresholds of the stages.
     """
@@ -174,6 +178,12 @@ class Exact(Search):
         least=0,
         most=10**6,
         hint="30 is plenty",
+    )
+    retrain: str | None = option(
+        None,
+        choices=("always", "never"),
+        help="Train on the points that were found, to correct them and to see whether that leads "
+        "to the trained weights. auto: where the residual limits how accurate the points are.",
     )
     tuning: Tuning = field(default=Tuning(), metadata={"rule": None})
 

@@ -77,6 +77,10 @@ class Reconstruction:
         Whether the residual clearly shows the number of points; None if the number was given.
     n_tried
         The numbers of points that were tried, each with its loss.
+    mismatch
+        ‖θ̂ − θf‖/‖θf − θ0‖, where θ̂ is reached from θ0 by training on the points found: 0 if they
+        lead to the trained weights, about 1 if they have nothing to do with them. None if that was
+        not tried, or did not come to an end.
     norms_identifiable
         Whether the norms of the points are meaningful. If not, only their directions are.
     predictions
@@ -116,6 +120,7 @@ class Reconstruction:
     withheld: tuple[Withheld, ...] = ()
     n_source: str = "given"
     n_clear: bool | None = None
+    mismatch: float | None = None
     norms_identifiable: bool = True
     predictions: Float[Tensor, "n c"] | None = None
     coefficients: Float[Tensor, "n a"] | None = None

@@ -26,6 +26,10 @@ from recollect.solve.loop import JITTERS, Outcome, Run, Solver, Status, minimise
 _SAVE_SECONDS = 5.0
 
 
+class Late(Exception):
+    """The time is over."""
+
+
 @dataclass
 class Runs:
     """A context manager. Runs inside it are reported to one progress bar and saved in the resume
@@ -92,6 +96,12 @@ class Runs:
         self._outcomes = (*self._outcomes, replace(outcome, Z=outcome.Z.cpu()))
         self._iterations += outcome.iterations
         return outcome
+
+    def working(self, message: str) -> None:
+        """Report work between two runs. Past the deadline it raises `Late`."""
+        if time.monotonic() > self.context.deadline:
+            raise Late
+        self._report(self._iterations, message)
 
     def _remembered(self, fresh: Run) -> Outcome | None:
         saved, k = self._saved, len(self._outcomes)

@@ -135,6 +135,17 @@ class ExactObjective(Objective, Protocol):
         """
 
 
+class SplitObjective(ExactObjective, Protocol):
+    """An exact objective of one piece of evidence, which can be split in two: Δ = PΔ + P⊥Δ."""
+
+    def at(self, endpoints: Endpoints) -> SplitObjective: ...
+
+    def remainder(
+        self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+    ) -> dict[str, Tensor]:
+        """P⊥Δ by parameter: what the gradients at Z leave of the target, in its own units."""
+
+
 Gains = Callable[[Tensor], Tensor]
 
 
@@ -249,6 +260,12 @@ class GramObjective(ABC):
         return self.evidence.effective_equations(
             self.names, n, families=self.families, fixed_rows=self.fixed_rows
         )
+
+    @abstractmethod
+    def remainder(
+        self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+    ) -> dict[str, Tensor]:
+        """P⊥Δ by parameter: what the gradients at Z leave of the target, in its own units."""
 
     @property
     @abstractmethod

@@ -12,7 +12,8 @@ class Endpoints(Enum):
     INITIAL = "initial"
     BOTH = "both"
     PATH = "path"
-    """Both ends, and the middle of the straight line between them."""
+    """Both ends, and weights on the way: the middle of the straight line between them where nothing
+    better is known."""
 
     @property
     def where(self) -> str:

@@ -36,7 +36,8 @@ class Evidence:
     target
         Δ by parameter, in float64.
     nodes
-        The parameters at which gradients may be taken: θf, and θ0 where it is known.
+        The parameters at which gradients may be taken: θf, θ0 where it is known, and weights on the
+        way between them where they are known.
     endpoints
         Which of the nodes are used.
     outside
@@ -85,7 +86,7 @@ class Evidence:
             return self.nodes[1:2]
         if self.endpoints is Endpoints.BOTH:
             return self.nodes[:2]
-        return (*self.nodes[:2], _middle(*self.nodes[:2]))
+        return self.nodes[:3] if len(self.nodes) > 2 else (*self.nodes, _middle(*self.nodes))
 
     @cached_property
     def moving(self) -> bool:

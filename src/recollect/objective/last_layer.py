@@ -118,6 +118,14 @@ class LastLayerObjective(GramObjective):
             R = self.delta - C.mT @ A
         return Explained(A, gram, C, R)
 
+    def remainder(
+        self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
+    ) -> dict[str, Tensor]:
+        R, last = self._target.length * self.explain(Z, jitter).R, self.evidence.network.last
+        weight = R[:, : R.shape[1] - self.rows.biased]
+        parts = {last.weight: weight}
+        return {**parts, last.bias: R[:, -1]} if self.rows.biased and last.bias else parts
+
     def loss(self, explained: Explained) -> Float[Tensor, "*s"]:
         """‖R‖²/‖ΔW_L‖²."""
         norms: Tensor = torch.linalg.vector_norm(explained.R, dim=(-2, -1), dtype=torch.float64)

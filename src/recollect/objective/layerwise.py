@@ -160,6 +160,19 @@ class LayerwiseObjective(GramObjective):
         """Δ split into what the gradients at X explain and the rest."""
         return self._explain(self._traced(X)[1], jitter)
 
+    def remainder(
+        self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None = None
+    ) -> dict[str, Tensor]:
+        parts: dict[str, Tensor] = {}
+        for layer, R in zip(self.layers, self.explain(X, jitter).R, strict=True):
+            R = self._target.length / self._scales[layer] * R
+            if layer.bias in self._names:
+                assert layer.bias is not None
+                R, parts[layer.bias] = R[:, :-1], R[:, -1]
+            if layer.weight in self._names:
+                parts[layer.weight] = R.reshape(self._target.delta[layer.weight].shape)
+        return parts
+
     def loss(self, explained: ExplainedLayers) -> Float[Tensor, "*s"]:
         """‖R‖²/‖Δ‖²."""
         outside = sum(self._outside(layer) * self._scales[layer] ** 2 for layer in self.layers)

@@ -132,7 +132,7 @@ def train_network(
     started = time.perf_counter()
     X, Y = X.to(next(iter(theta_0.values()))), Y.to(next(iter(theta_0.values())))
     n, c = Y.shape
-    whole, start, U = network, theta_0, _span_of(network, X)
+    whole, start, U = network, theta_0, span_of(network, X)
     if U is not None:
         network, theta_0, X = network.restrict(U), network.restrict_theta(theta_0, U), X @ U
     lambda_max = loss.curvature(n, c) * tangent_kernel_norm(network, theta_0, X)
@@ -186,7 +186,7 @@ def train_network(
     )
 
 
-def _span_of(network: Network, X: Float[Tensor, "n d"]) -> Float[Tensor, "d n"] | None:
+def span_of(network: Network, X: Float[Tensor, "n d"]) -> Float[Tensor, "d n"] | None:
     """An orthonormal basis of the span of the inputs, or None if training in this basis is not
     possible, would not save time or would change the victim."""
     n, d = X.shape

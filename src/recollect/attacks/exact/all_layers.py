@@ -35,19 +35,19 @@ from recollect.attacks.exact.base import Stages, State
 from recollect.attacks.exact.confidence import DOUBTFUL, expected_errors
 from recollect.attacks.exact.last_layer import LastLayerStages
 from recollect.attacks.exact.respawn import spawn
+from recollect.attacks.problem import Problem
 from recollect.geometry import random_start
-from recollect.objective.base import ExactObjective
+from recollect.objective.base import SplitObjective
 from recollect.objective.endpoints import Endpoints
 from recollect.objective.last_layer import LastLayerObjective
 from recollect.shapes import Float, Int, Tensor
-from recollect.solve.levenberg_marquardt import LevenbergMarquardt
 from recollect.solve.loop import Outcome, Status
 from recollect.system.seeds import stream
 from recollect.victim.mlp import MLP
 from recollect.victim.parity import Parity
 
 
-class AllLayerStages(Stages[ExactObjective]):
+class AllLayerStages(Stages[SplitObjective]):
     """The stages that the module lists."""
 
     _lifted = False
@@ -103,8 +103,17 @@ class AllLayerStages(Stages[ExactObjective]):
     def step_flops(self, n: int | None) -> float:
         return self._objective(Endpoints.FINAL, 0.0).normal_flops(n or 1)
 
-    def _objective(self, endpoints: Endpoints, tau: float) -> ExactObjective:
+    def _objective(self, endpoints: Endpoints, tau: float) -> SplitObjective:
         return self.problem.layerwise(endpoints, tau=tau, balanced=True, lifted=self._lifted)
+
+    def _on_the_path(self, problem: Problem, tau: float) -> SplitObjective:
+        if isinstance(self.objective, LastLayerObjective):
+            return problem.last_layer(Endpoints.BOTH)
+        kinked = self.problem.evidence.network.kinked
+        objective = problem.layerwise(Endpoints.PATH, tau=tau if kinked else 0.0, balanced=True)
+        if self.problem.determined(len(self.Z), objective):
+            return objective
+        return objective.at(Endpoints.BOTH)
 
     # One stage each.
 
@@ -189,7 +198,7 @@ class AllLayerStages(Stages[ExactObjective]):
             return
         objective = self.problem.last_layer(endpoints)
         outcome = self._descend("last layer alone", objective, self.Z)
-        alone: State[ExactObjective] = State(self.problem, objective, outcome)
+        alone: State[SplitObjective] = State(self.problem, objective, outcome)
         assert self.state is not None
         if math.isfinite(outcome.loss) and _looseness(alone) < _looseness(self.state):
             self._keep(objective, outcome)
@@ -349,16 +358,9 @@ class AllLayerStages(Stages[ExactObjective]):
 
     # How gates close.
 
-    @property
-    def _rung(self) -> LevenbergMarquardt:
-        return LevenbergMarquardt(
-            iterations=min(self.tuning.rung_steps, self._options.iterations),
-            settled=self.tuning.rung_settled,
-        )
-
     def _through(
         self, name: str, rungs: tuple[float, ...], endpoints: Endpoints, Z: Float[Tensor, "n r"]
-    ) -> tuple[ExactObjective, Outcome]:
+    ) -> tuple[SplitObjective, Outcome]:
         """One descent a rung, each from where the one before it ended."""
         iterations, seconds = 0, 0.0
         for tau in rungs if self.problem.evidence.network.kinked else (0.0,):
@@ -374,12 +376,12 @@ class AllLayerStages(Stages[ExactObjective]):
         return objective, replace(outcome, iterations=iterations, seconds=seconds)
 
 
-def _rank(state: State[ExactObjective]) -> tuple[bool, float]:
+def _rank(state: State[SplitObjective]) -> tuple[bool, float]:
     """Less is better: signs that are settled count first, then how firmly points are held."""
     return state.outcome.status is Status.SIGNS, _looseness(state)
 
 
-def _looseness(state: State[ExactObjective]) -> float:
+def _looseness(state: State[SplitObjective]) -> float:
     """The median ê (`attacks/exact/confidence.py`): how far off most points are likely to be."""
     problem, outcome = state.problem, state.outcome
     jitter = torch.tensor(outcome.jitter, dtype=torch.float64, device=problem.device)

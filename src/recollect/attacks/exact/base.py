@@ -4,6 +4,7 @@ recorded."""
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,21 +14,23 @@ import torch
 
 from recollect.attacks.exact.confidence import DOUBTFUL, doubtful, expected_errors
 from recollect.attacks.exact.respawn import spawn
+from recollect.attacks.exact.retrace import Retraced, corrected, imitable, improve
 from recollect.attacks.exact.signs import find_signs
 from recollect.attacks.exact.tuning import Tuning
 from recollect.attacks.options import Exact
 from recollect.attacks.problem import Problem
 from recollect.attacks.result import Stage
-from recollect.attacks.runs import Runs
+from recollect.attacks.runs import Late, Runs
 from recollect.geometry import Geometry, random_start
-from recollect.objective.base import ExactObjective
+from recollect.objective.base import SplitObjective
 from recollect.shapes import Float, Int, Tensor
 from recollect.solve.levenberg_marquardt import LevenbergMarquardt
 from recollect.solve.loop import Outcome, Status
 from recollect.system.device import threads_for
 from recollect.system.seeds import stream
 
-S = TypeVar("S", bound=ExactObjective)
+S = TypeVar("S", bound=SplitObjective)
+"""The kind of objective that a sequence of stages minimises."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,13 @@ class State(Generic[S]):
 class Found:
     """Where the search ended, and what there is to say about it."""
 
-    state: State[ExactObjective]
+    state: State[SplitObjective]
     stages: tuple[Stage, ...]
     notes: tuple[str, ...]
     n_clear: bool | None
     n_tried: tuple[tuple[int, float], ...] = ()
+    mismatch: float | None = None
+    """How far training on the points ends from θf (`attacks/exact/retrace.py`)."""
     stuck: bool = False
     """Whether more is left unexplained than the data leave, where that is known."""
 
@@ -74,6 +79,7 @@ class Stages(ABC, Generic[S]):
         self.notes: tuple[str, ...] = ()
         self.n_clear: bool | None = None
         self.n_tried: tuple[tuple[int, float], ...] = ()
+        self.mismatch: float | None = None
 
     @property
     def tuning(self) -> Tuning:
@@ -87,6 +93,7 @@ class Stages(ABC, Generic[S]):
                 self.step_flops(n), self.problem.device
             ):  # work between two runs is no larger
                 self.explore(n)
+                self._retrace()
         except (Stopped, KeyboardInterrupt) as stop:
             if self.state is None:
                 raise KeyboardInterrupt from None
@@ -94,11 +101,13 @@ class Stages(ABC, Generic[S]):
             self.state = replace(self.state, outcome=replace(self.state.outcome, status=status))
         assert self.state is not None
         state = self.state
-        whole: State[ExactObjective] = State(
+        whole: State[SplitObjective] = State(
             state.problem, state.objective, state.outcome, state.signs_settled
         )
         stuck = self.outcome.loss > self._floor
-        return Found(whole, self.stages, self.notes, self.n_clear, self.n_tried, stuck)
+        return Found(
+            whole, self.stages, self.notes, self.n_clear, self.n_tried, self.mismatch, stuck
+        )
 
     @abstractmethod
     def explore(self, n: int | None) -> None:
@@ -275,6 +284,67 @@ class Stages(ABC, Generic[S]):
             # Fewer than were dropped, if no more than that stand apart: then there is another turn.
             new = spawn(objective, geometry, Z, n - len(Z), generator, self._jitter)
             Z = torch.cat([Z, new])
+
+    @property
+    def _rung(self) -> LevenbergMarquardt:
+        """The solver for descents that need not be exact, since others follow."""
+        return LevenbergMarquardt(
+            iterations=min(self.tuning.rung_steps, self._options.iterations),
+            settled=self.tuning.rung_settled,
+        )
+
+    @abstractmethod
+    def _on_the_path(self, problem: Problem, tau: float) -> S:
+        """The objective of a corrected problem, with gates of width τ."""
+
+    def _retrace(self) -> None:
+        """Correct what gradients leave unexplained even at the data, by training on the points."""
+        state = self.state
+        assert state is not None
+        least = {None: self.tuning.limiting, "always": self.tuning.exact, "never": math.inf}
+        if not least[self._options.retrain] < state.outcome.loss or not imitable(state.problem):
+            return
+        began, iterations = time.perf_counter(), 0
+        rounds: list[Retraced] = []
+
+        def descend(
+            problem: Problem, Z: Float[Tensor, "n r"], tau: float
+        ) -> Float[Tensor, "n r"] | None:
+            nonlocal iterations
+            objective = self._on_the_path(problem, tau)
+            outcome = self._descend("moving retrained points", objective, Z, solver=self._rung)
+            iterations += outcome.iterations
+            return outcome.Z if math.isfinite(outcome.loss) else None
+
+        coming = improve(
+            state.problem, self.Z, self.tuning, descend, self._on_the_path, self._runs.working
+        )
+        try:
+            rounds.extend(coming)  # one by one, so that an exception leaves those before it
+        except (Late, Stopped) as stop:
+            if isinstance(stop, Stopped) and stop.status is not Status.TIME:
+                raise
+            # The search itself had come to its end, so this is no reason to doubt its points.
+            self._note("the time was over before retraining could correct the points further")
+        finally:
+            if rounds:
+                self._adopt(rounds, iterations, time.perf_counter() - began)
+
+    def _adopt(self, rounds: list[Retraced], iterations: int, seconds: float) -> None:
+        """Keep the points that training leads nearest to θf from, if that is clearly nearer."""
+        state, best = self.state, min(rounds, key=lambda one: one.mismatch)
+        assert state is not None
+        self.mismatch = rounds[0].mismatch
+        if not best.mismatch < self.tuning.retraced * self.mismatch:
+            return
+        objective = self._on_the_path(corrected(state.problem, best, 0.0, self._on_the_path), 0.0)
+        loss = float(objective.fit(best.Z, gradient=False, jitter=self._jitter).loss)
+        if not math.isfinite(loss):
+            return
+        self.mismatch = best.mismatch
+        outcome = replace(state.outcome, Z=best.Z, loss=loss, iterations=iterations)
+        self._keep(objective, replace(outcome, seconds=seconds))
+        self._record(f"{len(rounds) - 1} rounds of retraining", self.outcome)
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

@@ -85,6 +85,9 @@ class LastLayerStages(Stages[LastLayerObjective]):
     def _objective(self, endpoints: Endpoints, lifted: bool) -> LastLayerObjective:
         return self.problem.last_layer(endpoints, lifted=lifted)
 
+    def _on_the_path(self, problem: Problem, tau: float) -> LastLayerObjective:
+        return problem.last_layer(Endpoints.BOTH)
+
     # One stage each.
 
     def _find_points(self, n: int | None, stages: Objectives) -> None:

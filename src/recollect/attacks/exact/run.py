@@ -15,7 +15,7 @@ from recollect.attacks.problem import Problem, has_rules
 from recollect.attacks.projection import describe, run_problem
 from recollect.attacks.result import Reconstruction, Withheld
 from recollect.attacks.runs import Runs
-from recollect.objective.base import ExactObjective
+from recollect.objective.base import Objective, SplitObjective
 from recollect.solve.gradient_descent import GradientDescent
 from recollect.victim.victim import Victim
 
@@ -34,7 +34,7 @@ def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Recon
     doubts = () if n is None else problem.check(n)
     fingerprint = problem.fingerprint(n, context.seed) if context.resume else ""
     with Runs(context, fingerprint) as runs:
-        stages: Stages[ExactObjective] | LastLayerStages
+        stages: Stages[SplitObjective] | LastLayerStages
         one_layer = LastLayerStages if n is not None else NumberStages
         stages_of = one_layer if attack.parameters == "last" else AllLayerStages
         stages = stages_of(problem, runs, attack, context.seed)
@@ -43,8 +43,11 @@ def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Recon
     problem = replace(state.problem, search=attack)
     # What is reported of all layers is the loss of the network as it is, whatever objective led to
     # the points.
-    last = attack.parameters == "last"
-    judge = state.objective if last else problem.layerwise(state.objective.endpoints)
+    ends = state.objective.endpoints
+    if attack.parameters == "last":
+        judge: Objective = problem.last_layer(ends, lifted=state.objective.lifted)
+    else:
+        judge = problem.layerwise(ends)
     result = describe(
         problem,
         state.objective,
@@ -65,4 +68,5 @@ def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Recon
         n_source="given" if n is not None else "residual",
         n_clear=found.n_clear,
         n_tried=found.n_tried,
+        mismatch=found.mismatch,
     )

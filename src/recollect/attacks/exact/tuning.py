@@ -100,3 +100,28 @@ class Tuning:
     """The same for problems of any size, while some point of the best start is in doubt."""
     starts_exact: int = 8
     """The same where the loss of the data is known, until one start goes below it."""
+    # Retraining on the points that were found.
+    limiting: float = 1e-3
+    """Loss above which points are corrected by retraining unless the user says otherwise. Below it
+    they are mostly within a hundredth of the data, and retraining takes longer than the search."""
+    unlike: float = 0.5
+    """Mismatch m of the first run above which it has nothing to do with the real training."""
+    alike: float = 1e-3
+    """Mismatch below which the run is as good as the real one."""
+    retraced: float = 0.7
+    """The corrected points are kept if they lower the mismatch to this share at least."""
+    retracings: int = 16
+    """Rounds at most."""
+    patience_retracing: int = 3
+    """Rounds in a row that may fail to lower the mismatch."""
+    rungs_retracing: tuple[float, ...] = (0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.02)
+    """Widths τ of the gates in the rounds; the last one stays. The correction holds for any width,
+    and wide gates let the points move."""
+    straight: float = 0.3
+    """Multiple of the mismatch below which the path of a run counts as straight, as a share of the
+    initial error of the outputs."""
+    straight_least: float = 1e-3
+    straight_most: float = 0.1
+    """Limits of the same."""
+    retracing_flops: float = 3e11
+    """Operations of a run at most."""
