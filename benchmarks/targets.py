@@ -4,11 +4,15 @@
                                  [--ratios 2.0,1.8,1.6,1.4]
     python benchmarks/targets.py --part number --seeds 0:20
     python benchmarks/targets.py --part biases --seeds 0:10 [--data photographs] [--norm free]
+    python benchmarks/targets.py --part hundred --seeds 0:10 --cifar cifar10.npz [--threads 2]
 
 threshold: random features without bias, true basis, p = ratio·n·r features. A run succeeds if every
 point is within 0.1, up to sign. number: the README's synthetic task with an unknown number of
 points. biases: networks with PyTorch's default initialisation; images of equally many classes,
-standardised and scaled to norm √d; the share of points within 0.1. One thread.
+standardised and scaled to norm √d; the share of points within 0.1. hundred: a hundred images of
+CIFAR-10, other ones for each seed, two layers of width 4000, evidence of the last layer alone. One
+thread, unless `--threads` says otherwise. `--without-retraining` leaves out the last stage. The
+script also runs with the package of earlier versions on the path, to compare them.
 """
 
 from __future__ import annotations
@@ -17,26 +21,35 @@ import argparse
 import statistics
 import time
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
-from search import photographs
 from sklearn.datasets import load_digits
 
 import recollect as rc
 from recollect.shapes import Tensor
 from recollect.simulate.training import minimum_norm, train_network
 from recollect.system.seeds import stream
+from recollect.truth.data.builtin import photos
+from recollect.truth.data.dataset import from_images
 from recollect.truth.data.synthetic import synthetic
 from recollect.victim.mlp import MLP, initial_theta, mlp, random_features
 
+PARTS = ("threshold", "number", "biases", "hundred")
 CLOSE = 0.1
+COMMON: dict[str, Any] = {}
 BIASED = {
     "64-100-10, all layers, n = 20": (20, 100, 2, "all"),
     "64-60-10, all layers, n = 10": (10, 60, 2, "all"),
     "64-500-500-10, last layer, n = 20": (20, 500, 3, "last"),
 }
 """Points, width, depth and parameters."""
+
+
+def exact(**options: Any) -> rc.Exact:
+    """The attack with these options, and those of the command line."""
+    return rc.Exact(**options, **COMMON)
 
 
 def weights(network: MLP, init: str, seed: int) -> dict[str, Tensor]:
@@ -54,7 +67,7 @@ def threshold(seeds: range, n: int, r: int, d: int, ratios: list[float]) -> None
                 network, weights(network, "fan-in", seed), data.inputs, data.targets
             )
             began = time.perf_counter()
-            attack = rc.Exact(space=rc.Basis(U=data.basis))
+            attack = exact(space=rc.Basis(U=data.basis))
             points = rc.reconstruct(made.victim, n, attack, seed=seed)
             seconds.append(time.perf_counter() - began)
             errors = rc.evaluate(points, data.inputs).errors_up_to_sign
@@ -74,7 +87,7 @@ def number(seeds: range) -> None:
             dataset="synthetic", n=20, dim=20, rank=10, noise=0.5, width=1000, depth=2, seed=seed
         )
         began = time.perf_counter()
-        found = rc.reconstruct(made.victim, None)
+        found = rc.reconstruct(made.victim, None, exact())
         seconds.append(time.perf_counter() - began)
         same = len(found.inputs) == 20
         right += same
@@ -91,10 +104,10 @@ def images(data: str, n: int, seed: int) -> tuple[Tensor, Tensor, int]:
     if data == "digits":
         loaded = load_digits()
         X, labels, classes = loaded.data, loaded.target, 10
-    else:
-        parts = [photographs(half)[0] for half in ("choose", "report")]
-        X, labels = np.concatenate(parts), np.repeat([0, 1], [len(part) for part in parts])
-        classes = 2
+    else:  # 32×32 crops of two photographs, shrunk to 16×16
+        crops, labels = photos()
+        small = crops.reshape(len(crops), 16, 2, 16, 2, 3).mean((2, 4))
+        X, classes = small.reshape(len(crops), -1), 2
     order = np.random.default_rng(1000 + seed).permutation(len(X))
     some = [order[labels[order] == k][: n // classes] for k in range(classes)]
     chosen = np.concatenate(some)
@@ -115,11 +128,16 @@ def biases(seeds: range, data: str, norm: str | None, only: str) -> None:
             network = mlp(d, width, 10, depth=depth, bias=True)
             victim = train_network(network, weights(network, "torch", seed), X, Y).victim
             began = time.perf_counter()
-            attack = rc.Exact(parameters=parameters, norm=norm)
+            attack = exact(parameters=parameters, norm=norm)
             score = rc.evaluate(rc.reconstruct(victim, n, attack, seed=seed), X)
             seconds.append(time.perf_counter() - began)
             within += (score.errors <= CLOSE).tolist()
             rho.append(score.rho)
+            print(
+                f"seed {seed}: {int((score.errors <= CLOSE).sum())} of {n}, ρ {score.rho:.3f}, "
+                f"{seconds[-1]:.1f} s",
+                flush=True,
+            )
         print(
             f"{data}, {name.replace('64', str(d), 1)}: {statistics.mean(within):.0%} of points "
             f"within {CLOSE}, median ρ {statistics.median(rho):.3f} "
@@ -128,9 +146,35 @@ def biases(seeds: range, data: str, norm: str | None, only: str) -> None:
         )
 
 
+def hundred(seeds: range, cifar: str) -> None:
+    arrays = np.load(cifar)
+    images, labels = arrays["images"], arrays["labels"]
+    rho, seconds, complete = [], [], 0
+    for seed in seeds:
+        chosen = np.concatenate(
+            [np.flatnonzero(labels == k)[10 * seed : 10 * seed + 10] for k in range(10)]
+        )
+        data = from_images(images[chosen], labels[chosen], 100, classes=10)
+        network = mlp(data.inputs.shape[1], 4000, 10, depth=2)
+        theta = weights(network, "fan-in", seed)
+        victim = train_network(network, theta, data.inputs, data.targets).victim
+        began = time.perf_counter()
+        found = rc.reconstruct(victim, 100, exact(parameters="last"), seed=seed)
+        seconds.append(time.perf_counter() - began)
+        score = rc.evaluate(found, data.inputs)
+        rho.append(score.rho)
+        within = int((score.errors <= CLOSE).sum())
+        complete += within == 100
+        print(f"seed {seed}: {within} of 100, ρ {score.rho:.4f}, {seconds[-1]:.1f} s", flush=True)
+    print(
+        f"all points for {complete} of {len(seeds)} seeds, median ρ {statistics.median(rho):.4f} "
+        f"({min(rho):.4f}–{max(rho):.4f}), median {statistics.median(seconds):.1f} s"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=("threshold", "number", "biases"), required=True)
+    parser.add_argument("--part", choices=PARTS, required=True)
     parser.add_argument("--seeds", default="0:10")
     parser.add_argument("--points", type=int, default=20)
     parser.add_argument("--rank", type=int, default=10)
@@ -139,15 +183,22 @@ def main() -> None:
     parser.add_argument("--data", choices=("digits", "photographs"), default="digits")
     parser.add_argument("--norm", choices=("free", "slice"))
     parser.add_argument("--only", default="", help="Part of the name of a network with biases.")
+    parser.add_argument("--cifar", help="File of --part hundred, with `images` and `labels`.")
+    parser.add_argument("--without-retraining", action="store_true")
+    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     warnings.simplefilter("ignore", rc.RecollectWarning)
-    torch.set_num_threads(1)
+    torch.set_num_threads(given.threads)
+    if given.without_retraining:
+        COMMON["retrain"] = "never"
     seeds = range(*map(int, given.seeds.split(":")))
     if given.part == "threshold":
         ratios = [float(ratio) for ratio in given.ratios.split(",")]
         threshold(seeds, given.points, given.rank, given.dim, ratios)
     elif given.part == "number":
         number(seeds)
+    elif given.part == "hundred":
+        hundred(seeds, given.cifar)
     else:
         biases(seeds, given.data, given.norm, given.only)
 
