@@ -4,20 +4,23 @@
                                  [--ratios 2.0,1.8,1.6,1.4]
     python benchmarks/targets.py --part number --seeds 0:20
     python benchmarks/targets.py --part biases --seeds 0:10 [--data photographs] [--norm free]
+    python benchmarks/targets.py --part rates --seeds 20:23
     python benchmarks/targets.py --part hundred --seeds 0:10 --cifar cifar10.npz [--threads 2]
 
 threshold: random features without bias, true basis, p = ratio·n·r features. A run succeeds if every
 point is within 0.1, up to sign. number: the README's synthetic task with an unknown number of
 points. biases: networks with PyTorch's default initialisation; images of equally many classes,
-standardised and scaled to norm √d; the share of points within 0.1. hundred: a hundred images of
-CIFAR-10, other ones for each seed, two layers of width 4000, evidence of the last layer alone. One
-thread, unless `--threads` says otherwise. `--without-retraining` leaves out the last stage. The
-script also runs with the package of earlier versions on the path, to compare them.
+standardised and scaled to norm √d; the share of points within 0.1. rates: the same, n = 10, width
+60, with other step sizes of training, with and without retraining on the points. hundred: a hundred
+images of CIFAR-10, other ones for each seed, two layers of width 4000, evidence of the last layer
+alone. One thread, unless `--threads` says otherwise. `--without-retraining` leaves out the last
+stage. The script also runs with the package of earlier versions on the path, to compare them.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 import warnings
@@ -29,14 +32,20 @@ from sklearn.datasets import load_digits
 
 import recollect as rc
 from recollect.shapes import Tensor
-from recollect.simulate.training import minimum_norm, train_network
+from recollect.simulate.training import (
+    FullBatchDescent,
+    SquaredError,
+    minimum_norm,
+    tangent_kernel_norm,
+    train_network,
+)
 from recollect.system.seeds import stream
 from recollect.truth.data.builtin import photos
 from recollect.truth.data.dataset import from_images
 from recollect.truth.data.synthetic import synthetic
 from recollect.victim.mlp import MLP, initial_theta, mlp, random_features
 
-PARTS = ("threshold", "number", "biases", "hundred")
+PARTS = ("threshold", "number", "biases", "rates", "hundred")
 CLOSE = 0.1
 COMMON: dict[str, Any] = {}
 BIASED = {
@@ -146,6 +155,32 @@ def biases(seeds: range, data: str, norm: str | None, only: str) -> None:
         )
 
 
+def rates(seeds: range) -> None:
+    for share in (0.02, 0.1, 0.3, 0.6, 0.9):
+        mismatch, without, rho = [], [], []
+        for seed in seeds:
+            X, Y, d = images("digits", 10, seed)
+            network = mlp(d, 60, 10, depth=2, bias=True)
+            theta = weights(network, "torch", seed)
+            curvature = SquaredError().curvature(*Y.shape)
+            limit = 2 / (curvature * tangent_kernel_norm(network, theta, X))
+            descent = FullBatchDescent(learning_rate=share * limit, max_steps=10**6)
+            victim = train_network(network, theta, X, Y, optimiser=descent, tolerance=1e-6).victim
+            never, always = (
+                rc.reconstruct(victim, 10, rc.Exact(parameters="all", retrain=one), seed=seed)
+                for one in ("never", "always")
+            )
+            mismatch.append(math.nan if always.mismatch is None else always.mismatch)
+            without.append(rc.evaluate(never, X).rho)
+            rho.append(rc.evaluate(always, X).rho)
+        told = [", ".join(f"{x:.3f}" for x in values) for values in (without, rho, mismatch)]
+        print(
+            f"step {share:g} of the stability limit: ρ {told[0]} without retraining, {told[1]} "
+            f"with it, mismatch {told[2]}",
+            flush=True,
+        )
+
+
 def hundred(seeds: range, cifar: str) -> None:
     arrays = np.load(cifar)
     images, labels = arrays["images"], arrays["labels"]
@@ -197,6 +232,8 @@ def main() -> None:
         threshold(seeds, given.points, given.rank, given.dim, ratios)
     elif given.part == "number":
         number(seeds)
+    elif given.part == "rates":
+        rates(seeds)
     elif given.part == "hundred":
         hundred(seeds, given.cifar)
     else:
