@@ -230,6 +230,7 @@ def test_damaged_records_are_named_errors(tmp_path: Path) -> None:
         "[1]",
         "{",
         json.dumps({**good, "loss": "x"}),
+        json.dumps({**good, "mismatch": []}),
         json.dumps({**good, "stages": 3}),
         json.dumps({**good, "rank": "x"}),
         json.dumps({**good, "stages": [{"name": 1}]}),

@@ -210,6 +210,7 @@ class Audit:
             "n_source": None if found is None else found.n_source,
             "n_clear": None if found is None else found.n_clear,
             "loss": None if found is None else finite(found.loss),
+            "mismatch": None if found is None else found.mismatch,
             "null_points": outcome.null_points,
             "null_called": outcome.null_called,
             "likely": 0 if outcome.best is None else outcome.best.likely,

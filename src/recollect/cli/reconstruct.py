@@ -335,6 +335,11 @@ def _tell(terminal: Terminal, found: Reconstruction, out: Path) -> None:
         f"{sum(stage.iterations for stage in found.stages)} iterations, {seconds:.1f} s."
     )
     terminal.say(f"{found.status.value}.")
+    if found.mismatch is not None:
+        terminal.say(
+            "Training on these points, from the initial weights, ends "
+            f"{100 * found.mismatch:.2g} % of the change away from the trained weights."
+        )
     if found.confidence is not None:
         doubtful = int((found.confidence < 0.5).sum())
         if doubtful:
