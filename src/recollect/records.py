@@ -236,9 +236,7 @@ def _well_formed(facts: Mapping[str, Any]) -> bool:
 
     return (
         isinstance(facts.get("rank"), int | None)
-        and all(
-            facts.get(name) is None or number(facts.get(name)) for name in ("loss", "mismatch")
-        )
+        and all(facts.get(name) is None or number(facts.get(name)) for name in ("loss", "mismatch"))
         and all(isinstance(facts.get(name, {}), dict) for name in ("options", "versions"))
         and isinstance(facts.get("notes", []), list)
         and isinstance(withheld, list)

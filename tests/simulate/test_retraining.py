@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from recollect.simulate import retraining
 from recollect.simulate.retraining import Loss, Path, retrain
 from recollect.simulate.training import tangent_kernel_norm
 from recollect.victim.mlp import MLP, initial_theta, mlp
@@ -132,6 +133,30 @@ def test_what_cannot_be_trained_has_no_path(loss: Loss) -> None:
     assert retrain(network, theta_0, X, Y, most_flops=1e4, **given) is None  # type: ignore[arg-type]
     assert retrain(network, theta_0, 0 * X, Y, most_flops=1e9, **given) is None  # type: ignore[arg-type]
     assert retrain(network, theta_0, X * torch.nan, Y, most_flops=1e9, **given) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("c", [1, 3])
+def test_points_that_are_classified_already_do_not_move(c: int) -> None:
+    """The cross-entropy of a large margin is flat: its curvature is below every number."""
+    network, theta_0, X, Y = setting(5, c=c)
+    with torch.no_grad():
+        last = network.last.weight
+        theta_0[last] = 1e6 * theta_0[last]
+        Y = network(theta_0, X)
+    given = {"loss": Loss.CROSS_ENTROPY, "distance": 1.0, "straight": 0.003, "most_flops": 1e12}
+    assert retrain(network, theta_0, X, Y, **given) is None  # type: ignore[arg-type]
+
+
+def test_the_number_of_steps_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cross-entropy has no end within the steps; the squared error ends on a straight line."""
+    network, theta_0, X, Y = setting(2)
+    monkeypatch.setattr(retraining, "_STEPS", 100)
+    given = {"distance": 1e3, "straight": 1e-9, "most_flops": 1e12}
+    assert retrain(network, theta_0, X, Y, loss=Loss.CROSS_ENTROPY, **given) is None
+    path = retrain(network, theta_0, X, Y, loss=Loss.SQUARED_ERROR, **given)
+    assert path is not None
+    with torch.no_grad():
+        assert float((network(path.end, X) - Y).norm()) < 1e-3 * float(Y.norm())
 
 
 def test_work_can_be_stopped() -> None:

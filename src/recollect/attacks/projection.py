@@ -145,12 +145,13 @@ def describe(
     resumed_at: int,
     *,
     confident: bool,
+    least: float = 0.0,
 ) -> Reconstruction:
     """The result in the victim's own coordinates, with notes for the reader.
 
     `judge` is the objective whose loss is reported: that of the original network, however the
     points were found. `confident` says whether the points lie at a minimum, so that confidence can
-    be estimated.
+    be estimated; `least` is the loss that this estimate starts from at least.
     """
     victim, found = problem.victim, problem.spectrum
     # The loss is computed from the points themselves, not read from a file. The Gram matrix of
@@ -183,7 +184,7 @@ def describe(
     sure = None
     if confident and isinstance(objective, ExactObjective):
         own = torch.tensor(best.jitter, dtype=torch.float64, device=best.Z.device)
-        sure = confidence(objective, problem.geometry, best.Z, own).cpu().double()
+        sure = confidence(objective, problem.geometry, best.Z, own, least=least).cpu().double()
     withheld: tuple[Withheld, ...] = ()
     if best.status in UNFINISHED:
         # A run that was cut off may be stuck where respawning points would have helped, and its

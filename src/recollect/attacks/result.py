@@ -79,8 +79,9 @@ class Reconstruction:
         The numbers of points that were tried, each with its loss.
     mismatch
         ‖θ̂ − θf‖/‖θf − θ0‖, where θ̂ is reached from θ0 by training on the points found: 0 if they
-        lead to the trained weights, about 1 if they have nothing to do with them. None if that was
-        not tried, or did not come to an end.
+        lead to the trained weights, about 1 and more if they have nothing to do with them. A small
+        value does not show that each single point is true. None if that was not tried, or did not
+        come to an end.
     norms_identifiable
         Whether the norms of the points are meaningful. If not, only their directions are.
     predictions

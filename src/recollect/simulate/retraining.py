@@ -1,16 +1,17 @@
 """θ̇ = −∇_θ L(θ; X, Y): the path that training on given points takes from θ0.
 
-Gradient descent with small steps follows this gradient flow whatever its step size was, and
-momentum and mini-batches follow it nearly. Two losses are known:
+Gradient descent follows this gradient flow if its steps are well below the stability limit. Two
+losses are known:
 
     squared error   ½ Σ_i ‖f(x_i; θ) − y_i‖², until the outputs are y_i,
     cross-entropy   Σ_i log Σ_k exp f_k(x_i; θ) − f_{k_i}(x_i; θ), k_i = argmax_k y_ik (for one
                     output its logistic form, with the sign of y_i), until ‖θ − θ0‖ reaches a given
                     distance, since this loss has no minimum.
 
-Once the squared error is small, the rest of its path is a straight line: the features hardly move,
-and the limit of the flow is θ + Gᵀ(GGᵀ)⁻¹(Y − f(X; θ)). That one step, by conjugate gradients,
-replaces the many small ones that the slow directions of GGᵀ would take.
+The k_i are the labels only if training has classified its points rightly by then. Once the squared
+error is small, the rest of its path is nearly a straight line: the features hardly move, and the
+limit of the flow is θ + Gᵀ(GGᵀ)⁻¹(Y − f(X; θ)). That one step, by conjugate gradients, replaces the
+many small ones that the slow directions of GGᵀ would take.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from recollect.errors import TrainingDiverged
 from recollect.objective.conjugate_gradients import conjugate_gradients
@@ -38,6 +40,16 @@ _FIT = 1e-4
 """Share of the initial error of the outputs at which the points count as fitted."""
 _CHECK = 10
 """Number of steps between two checks."""
+_STEPS = 10_000
+"""Steps at most, however little each of them costs."""
+_POWER = 30
+"""Steps of the power iteration for the largest curvature. A step size this far below the limit does
+not need more."""
+_PRODUCTS = 300
+"""Products with GGᵀ of a straight line at most."""
+_OVER = 1e-12
+"""Where every point is classified with a smaller probability of error, the cross-entropy moves the
+weights no further."""
 
 
 class Loss(Enum):
@@ -82,13 +94,14 @@ def retrain(
         ‖θf − θ0‖ of the training that is imitated.
     straight
         Share of the initial error of the outputs below which the path counts as a straight line.
-        Its end is then off by about half that share of its length.
+        Its end is then off by up to about half that share of its length.
     most_flops
-        Floating-point operations after which there is no path.
+        Floating-point operations of the steps at most. With fewer than a hundred steps to spend
+        there is no path.
     working
         Called every few steps; it may raise.
 
-    Returns None where training does not end within the operations allowed.
+    Returns None where training does not come to its end.
     """
     whole, start, U = network, theta_0, span_of(network, X)
     if U is not None:  # all updates of W_1 are combinations of the inputs (`training.py`)
@@ -129,11 +142,14 @@ class _Flow:
         self.moving = [self.theta[name] for name in network.trained]
 
     def run(self, distance: float, most_flops: float, working: Callable[[], None]) -> Path | None:
-        step = _STEP / tangent_kernel_norm(self.network, self.theta_0, self.X)
-        work = 6.0 * len(self.X) * sum(tensor.numel() for tensor in self.theta.values())
+        steps = min(_STEPS, int(most_flops / max(1.0, self._pass_flops())))
+        if steps < 100:
+            return None
+        working()
+        step = _STEP / tangent_kernel_norm(self.network, self.theta_0, self.X, _POWER)
         squared = self.loss is Loss.SQUARED_ERROR
         middle, first = None, math.inf
-        for k in range(max(1, int(most_flops / work))):
+        for k in range(steps):
             outputs = self.network(self.theta, self.X)
             value, slope, curvature = self._value(outputs)
             if k % _CHECK == 0:
@@ -147,12 +163,15 @@ class _Flow:
                 middle = self._now()
             if not squared and self._moved() >= distance:
                 break
+            if curvature < _OVER:
+                return None
             gradients = torch.autograd.grad(outputs, self.moving, slope)
             with torch.no_grad():
                 for parameter, gradient in zip(self.moving, gradients, strict=True):
                     parameter -= step / curvature * gradient
         else:
-            return None
+            if not squared:
+                return None
         if squared and not self._jump(first, working):
             return None
         end = self._now()
@@ -162,6 +181,12 @@ class _Flow:
                 for name, value in self.theta_0.items()
             }
         return Path(end, middle, k)
+
+    def _pass_flops(self) -> float:
+        """Floating-point operations of a pass forth and back."""
+        with FlopCounterMode(display=False) as counted, torch.no_grad():
+            self.network(self.theta, self.X)
+        return 3.0 * float(counted.get_total_flops())
 
     def _value(self, outputs: Tensor) -> tuple[float, Tensor, float]:
         """The loss, its derivative by the outputs, and a bound on its second derivative."""
@@ -176,9 +201,10 @@ class _Flow:
         labels = self.Y.argmax(1)
         p = at.softmax(1)
         one = torch.nn.functional.one_hot(labels, at.shape[1]).to(at)
-        wrong = 1 - (p * one).sum(1)
+        others = p * (1 - one)
+        wrong = others.sum(1, keepdim=True)  # 1 − p of the label, without cancellation
         value = float(torch.nn.functional.cross_entropy(at, labels, reduction="sum"))
-        return value, p - one, min(0.5, float(wrong.max()))
+        return value, others - wrong * one, min(0.5, 2 * float(wrong.max()))
 
     def _jump(self, first: float, working: Callable[[], None]) -> bool:
         """The straight rest of the path. Returns whether the points are fitted."""
@@ -197,7 +223,9 @@ class _Flow:
                 (up,) = torch.autograd.grad(transposed, v, down, retain_graph=True)  # noqa: B023
                 return up
 
-            u = conjugate_gradients(product, rest, tolerance=_LINE, most=rest.numel()).x
+            u = conjugate_gradients(
+                product, rest, tolerance=_LINE, most=min(rest.numel(), _PRODUCTS)
+            ).x
             step = torch.autograd.grad(outputs, self.moving, u)
             with torch.no_grad():
                 for parameter, change in zip(self.moving, step, strict=True):

@@ -109,9 +109,10 @@ class AllLayerStages(Stages[SplitObjective]):
     def _on_the_path(self, problem: Problem, tau: float) -> SplitObjective:
         if isinstance(self.objective, LastLayerObjective):
             return problem.last_layer(Endpoints.BOTH)
-        kinked = self.problem.evidence.network.kinked
-        objective = problem.layerwise(Endpoints.PATH, tau=tau if kinked else 0.0, balanced=True)
-        if self.problem.determined(len(self.Z), objective):
+        tau = tau if problem.evidence.network.kinked else 0.0
+        objective = problem.layerwise(Endpoints.PATH, tau=tau, balanced=True)
+        asked = problem.search.endpoints in (None, Endpoints.PATH)
+        if asked and problem.determined(len(self.Z), objective):
             return objective
         return objective.at(Endpoints.BOTH)
 

@@ -55,6 +55,8 @@ class Found:
     n_tried: tuple[tuple[int, float], ...] = ()
     mismatch: float | None = None
     """How far training on the points ends from θf (`attacks/exact/retrace.py`)."""
+    corrected: bool = False
+    """Whether the objective explains Δθ less what retraining leaves."""
     stuck: bool = False
     """Whether more is left unexplained than the data leave, where that is known."""
 
@@ -80,6 +82,8 @@ class Stages(ABC, Generic[S]):
         self.n_clear: bool | None = None
         self.n_tried: tuple[tuple[int, float], ...] = ()
         self.mismatch: float | None = None
+        self._stuck: bool | None = None
+        self._corrected = False
 
     @property
     def tuning(self) -> Tuning:
@@ -89,10 +93,10 @@ class Stages(ABC, Generic[S]):
         """All stages. n None: as many points as the residual asks for. Stopped early, the best
         state so far."""
         try:
-            with threads_for(
-                self.step_flops(n), self.problem.device
-            ):  # work between two runs is no larger
+            with threads_for(self.step_flops(n), self.problem.device):
                 self.explore(n)
+                # What retraining corrects is no longer what the data leave.
+                self._stuck = self.outcome.loss > self._floor
                 self._retrace()
         except (Stopped, KeyboardInterrupt) as stop:
             if self.state is None:
@@ -104,9 +108,16 @@ class Stages(ABC, Generic[S]):
         whole: State[SplitObjective] = State(
             state.problem, state.objective, state.outcome, state.signs_settled
         )
-        stuck = self.outcome.loss > self._floor
+        stuck = self.outcome.loss > self._floor if self._stuck is None else self._stuck
         return Found(
-            whole, self.stages, self.notes, self.n_clear, self.n_tried, self.mismatch, stuck
+            whole,
+            self.stages,
+            self.notes,
+            self.n_clear,
+            self.n_tried,
+            mismatch=self.mismatch,
+            corrected=self._corrected,
+            stuck=stuck,
         )
 
     @abstractmethod
@@ -304,6 +315,9 @@ class Stages(ABC, Generic[S]):
         least = {None: self.tuning.limiting, "always": self.tuning.exact, "never": math.inf}
         if not least[self._options.retrain] < state.outcome.loss or not imitable(state.problem):
             return
+        # The points may be in other coordinates than those searched last: in a turned subspace, or
+        # as the last layer alone had found them.
+        self.problem = state.problem
         began, iterations = time.perf_counter(), 0
         rounds: list[Retraced] = []
 
@@ -331,20 +345,26 @@ class Stages(ABC, Generic[S]):
                 self._adopt(rounds, iterations, time.perf_counter() - began)
 
     def _adopt(self, rounds: list[Retraced], iterations: int, seconds: float) -> None:
-        """Keep the points that training leads nearest to θf from, if that is clearly nearer."""
+        """Keep the points from which training leads nearest to θf, if they are better by all that
+        can be seen without the truth."""
         state, best = self.state, min(rounds, key=lambda one: one.mismatch)
         assert state is not None
         self.mismatch = rounds[0].mismatch
-        if not best.mismatch < self.tuning.retraced * self.mismatch:
-            return
-        objective = self._on_the_path(corrected(state.problem, best, 0.0, self._on_the_path), 0.0)
-        loss = float(objective.fit(best.Z, gradient=False, jitter=self._jitter).loss)
-        if not math.isfinite(loss):
+        objective, loss = state.objective, math.inf
+        if best.mismatch < self.tuning.retraced * self.mismatch:
+            objective = self._on_the_path(
+                corrected(state.problem, best, 0.0, self._on_the_path), 0.0
+            )
+            loss = float(objective.fit(best.Z, gradient=False, jitter=self._jitter).loss)
+        spent = replace(state.outcome, iterations=iterations, seconds=seconds)
+        if not loss <= state.outcome.loss:  # false for NaN
+            self._record("retraining without gain", spent)
             return
         self.mismatch = best.mismatch
-        outcome = replace(state.outcome, Z=best.Z, loss=loss, iterations=iterations)
-        self._keep(objective, replace(outcome, seconds=seconds))
-        self._record(f"{len(rounds) - 1} rounds of retraining", self.outcome)
+        self._corrected = True
+        self._keep(objective, replace(spent, Z=best.Z, loss=loss))
+        count = len(rounds) - 1
+        self._record(f"{count} round{'s' if count > 1 else ''} of retraining", self.outcome)
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

@@ -53,14 +53,17 @@ def expected_errors(
     geometry: Geometry,
     Z: Float[Tensor, "n r"],
     jitter: Float[Tensor, ""] | None = None,
+    *,
+    least: float = 0.0,
 ) -> Float[Tensor, " n"]:
+    """ê of each point. `least`: a loss below which the objective does not show what is wrong."""
     fit, normal = objective.linearise(Z, geometry, jitter)
     n, r = Z.shape
     spare = objective.effective_equations(n) - n * geometry.free_dimensions(r)
     if spare <= 0:  # any points explain as much: nothing can be said of these
         return torch.full((n,), _UNKNOWN, dtype=Z.dtype, device=Z.device)
     variances = normal.variances().clamp_min(0)
-    variance = fit.loss / chdtri(spare, _CERTAINTY) * variances
+    variance = fit.loss.clamp_min(least) / chdtri(spare, _CERTAINTY) * variances
     norms = geometry.norms(Z)
     usual = norms.median()
     errors: Tensor = (variance.sqrt() / usual.clamp_min(1e-300)).nan_to_num(_UNKNOWN, _UNKNOWN)
@@ -79,6 +82,8 @@ def confidence(
     geometry: Geometry,
     Z: Float[Tensor, "n r"],
     jitter: Float[Tensor, ""] | None = None,
+    *,
+    least: float = 0.0,
 ) -> Float[Tensor, " n"]:
     """w · cost/(cost + L) / (1 + (ê/0.1)²): held firmly, explaining much, in a search that worked.
 
@@ -87,11 +92,12 @@ def confidence(
     lacks: with equations to spare its points are held firmly as well, but each of them explains
     less than remains. w is the share of all points for which the product of the two is at
     least one half: where the search failed for many points, those that seem right are often a
-    little off, because they stand in for the others.
+    little off, because they stand in for the others. `least` is a loss below which the objective
+    does not show what is wrong.
     """
-    errors = expected_errors(objective, geometry, Z, jitter)
+    errors = expected_errors(objective, geometry, Z, jitter, least=least)
     cost = objective.costs(Z, jitter).nan_to_num(0.0).clamp_min(0.0)
-    loss = objective.fit(Z, gradient=False, jitter=jitter).loss
+    loss = objective.fit(Z, gradient=False, jitter=jitter).loss.clamp_min(least)
     share = cost / (cost + loss).clamp_min(1e-300)
     alone = (share / (1 + (errors / DOUBTFUL).square())).nan_to_num(0.0)
     if not loss_at_one_end(objective, Z, jitter) <= _LARGEST_LOSS_AT_ONE_END:

@@ -12,8 +12,9 @@ soft the gates are.
 
     m(X̂) = ‖θ̂ − θf‖/‖θf − θ0‖
 
-says how well training on X̂ leads to the weights that are known. It needs no truth, and false points
-do not make it small. The points with the smallest m are kept, if it is small enough.
+says how well training on X̂ leads to the weights that are known. It needs no truth, and points that
+are false altogether do not make it small; but a small m does not show that each single point is
+true. The points with the smallest m are kept, if it fell clearly and less is left unexplained.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ def improve(
 ) -> Iterator[Retraced]:
     """Rounds of training on the points and moving them, until m no longer falls.
 
-    The first run is on the points as given; nothing is yielded where none comes to its end. Where m
-    is large from the start, the points are far from the data or training was unlike the runs made
-    here: then they are not moved.
+    The first runs are on the points as given: a rough one for each loss, then a finer one by the
+    loss that fits. Nothing is yielded where none comes to its end. Where m is large from the start,
+    the points are far from the data or training was unlike the runs made here: then they are not
+    moved.
 
     Parameters
     ----------
@@ -79,18 +81,22 @@ def improve(
     if found is None:
         return
     loss, latest = found
+    if latest.mismatch > tuning.unlike:
+        yield latest
+        return
+    # A run need not be much more accurate than the points are.
+    found = _likest(problem, Z, (loss,), tuning.straightness(latest.mismatch), tuning, working)
+    latest = latest if found is None else found[1]
     least, failures = latest.mismatch, 0
     yield latest
     for round in range(tuning.retracings):
-        if failures >= tuning.patience_retracing or not tuning.alike < least <= tuning.unlike:
+        if failures >= tuning.patience_retracing or least <= tuning.alike:
             return
         tau = tuning.rungs_retracing[min(round, len(tuning.rungs_retracing) - 1)]
         moved = descend(corrected(problem, latest, tau, objective), latest.Z, tau)
         if moved is None:
             return
-        # A run need not be much more accurate than the points are.
-        straight = tuning.straight * latest.mismatch
-        straight = min(max(straight, tuning.straight_least), tuning.straight_most)
+        straight = tuning.straightness(latest.mismatch)
         found = _likest(problem, moved, (loss,), straight, tuning, working)
         if found is None:
             return

@@ -57,6 +57,8 @@ def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Recon
         (*doubts, *found.notes),
         runs.resumed_at,
         confident=True,
+        # A corrected objective shows only the part of the mismatch that gradients cannot explain.
+        least=(found.mismatch or 0.0) ** 2 if found.corrected else 0.0,
     )
     withheld = result.withheld
     if found.stuck:

@@ -125,3 +125,7 @@ class Tuning:
     """Limits of the same."""
     retracing_flops: float = 3e11
     """Operations of a run at most."""
+
+    def straightness(self, mismatch: float) -> float:
+        """`straight` of a run (`simulate/retraining.py`), given the mismatch of the one before."""
+        return min(max(self.straight * mismatch, self.straight_least), self.straight_most)
