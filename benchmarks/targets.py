@@ -1,4 +1,4 @@
-"""Success rates on three kinds of victims where the search used to get stuck.
+"""Success rates on victims where the search used to get stuck.
 
     python benchmarks/targets.py --part threshold --seeds 20:40 [--points 20 --rank 10 --dim 20]
                                  [--ratios 2.0,1.8,1.6,1.4]
