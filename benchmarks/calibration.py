@@ -8,6 +8,13 @@ have none.
 Every victim is attacked as an audit would, and each point found is written down with its confidence
 and its distance to the closest true point. A point is called recovered from a confidence of
 `audit/verdict.py` on.
+
+    python benchmarks/calibration.py --audits [nulls|real] --out audits.jsonl [--half choose|report]
+                                     [--only KIND] [--share K/N] [--audits-per-kind 20]
+    python benchmarks/calibration.py --audits-table audits.jsonl
+
+Whole audits, of models in which nothing is to be found and of trained ones (`situations.py`). A
+verdict on a model of the first sort is a false alarm if it is `exposed` or `partly exposed`.
 """
 
 from __future__ import annotations
@@ -16,17 +23,20 @@ import argparse
 import itertools
 import json
 import math
+import random
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import beta
+from situations import NULLS, REAL
 
-from recollect import Exact, Subspace, reconstruct
-from recollect.auditing.nulls import NULLS
-from recollect.auditing.verdict import RECOGNISABLE
+from recollect import Exact, Subspace, audit, reconstruct
+from recollect.auditing.nulls import NULLS as NULL_VICTIMS
+from recollect.auditing.verdict import RECOGNISABLE, Verdict
 from recollect.errors import RecollectError, RecollectWarning
 from recollect.examine.subspace import spectrum
 from recollect.truth.metrics import NEAR, evaluate
@@ -70,7 +80,7 @@ def points(recipe: Row, parameters: str, null: str | None) -> list[dict[str, flo
     victim = made.make(data, torch.device("cpu")).victim
     n, rank = made.n, spectrum(victim).rank
     if null is not None:
-        victim = NULLS[null](victim, made.seed)
+        victim = NULL_VICTIMS[null](victim, made.seed)
     found = reconstruct(
         victim, n, Exact(parameters=parameters, space=Subspace(rank=rank)), seed=made.seed
     )
@@ -86,7 +96,7 @@ def jobs(first: int) -> Iterator[Row]:
         for parameters in ("last", "all"):
             yield {"recipe": recipe, "parameters": parameters, "null": None}
         if recipe["seed"] == first and recipe["width"] in (60, 250, 300, 1000):
-            for null in NULLS:
+            for null in NULL_VICTIMS:
                 for parameters in ("last", "all"):
                     yield {"recipe": recipe, "parameters": parameters, "null": null}
 
@@ -157,6 +167,100 @@ def recognisable(paths: list[Path]) -> None:
 _HALF = " other half: within 0.25 | of those within 0.25 | null points |"
 
 
+BUDGET = 120.0
+"""Seconds of an audit at most."""
+
+
+def audited(kind: str, half: str, number: int, which: str) -> Row:
+    """One audit, and how close its points are to the inputs it did not see."""
+    draw = random.Random(f"{half}, {kind}, {number}")
+    case = {"nulls": NULLS, "real": REAL}[which][kind](draw)
+    done = audit(
+        case.before,
+        case.after,
+        truth=case.truth,
+        n=case.n,
+        activation=case.activation,
+        budget=BUDGET,
+        seed=number,
+    )
+    told = done.facts()
+    row: Row = {
+        "n": len(case.X),
+        "verdict": told["verdict"],
+        "reason": told["reason"],
+        "points": [],
+        "whole": sum(one.whole for one in done.attempts),
+        "cut off": sum(one.cut_off for one in done.attempts),
+        "nulls": [[run.kind, run.points, run.called, run.whole] for run in done.nulls],
+        "findings": [finding.code for finding in done.findings],
+    }
+    found = done.reconstruction
+    if found is not None and len(found.inputs):
+        closest = evaluate(found, case.X.double()).closest.tolist()
+        row["points"] = [
+            [point["confidence"], point["level"], round(error, 4)]
+            for point, error in zip(told["points"], closest, strict=True)
+        ]
+        row["errors"] = [round(e, 4) for e in evaluate(found, case.X.double()).errors.tolist()]
+        row["setting"] = done.best.setting.name if done.best else None
+        row["mismatch"] = found.mismatch
+    return row
+
+
+def audits_table(path: Path) -> None:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    nulls, real = ([row for row in rows if row["sort"] == sort] for sort in ("nulls", "real"))
+    if nulls:
+        print("| nothing to find | audits | exposed | partly | not exposed | cannot be judged |")
+        print("|---" * 6 + "|")
+    for kind in dict.fromkeys(row["kind"] for row in nulls):
+        some = [row for row in nulls if row["kind"] == kind]
+        print(f"| {kind} | {len(some)} | {_verdicts(some)} |")
+    if nulls:
+        false = sum(row["verdict"] in ALARMS for row in nulls)
+        high = beta.ppf(0.95, false + 1, len(nulls) - false) if false < len(nulls) else 1.0
+        whole = sum(any(run[3] for run in row["nulls"]) for row in nulls)
+        print(
+            f"\n{false} of {len(nulls)} are false alarms: at most {high:.1%} with 95 % confidence; "
+            f"{whole} had a null attack of their own that ran to its end\n"
+        )
+    if real:
+        print(
+            "| trained | audits | exposed | partly | not exposed | cannot be judged | points "
+            "| called | of them within 0.1 | recognisable | of them within 0.25 "
+            "| of those within 0.1 recognisable | of all inputs within 0.1 |"
+        )
+        print("|---" * 13 + "|")
+    for kind in dict.fromkeys(row["kind"] for row in real):
+        some = [row for row in real if row["kind"] == kind]
+        points = [point for row in some for point in row["points"]]
+        called = [one for one in points if one[1] == "recovered"]
+        known = [one for one in points if one[1] != "none"]
+        close = [one for one in points if one[2] < 0.1]
+        errors = [error for row in some for error in row.get("errors", [math.inf] * row["n"])]
+        print(
+            f"| {kind} | {len(some)} | {_verdicts(some)} | {len(points)} | {len(called)} | "
+            f"{_share(one[2] < 0.1 for one in called)} | {len(known)} | "
+            f"{_share(one[2] < NEAR for one in known)} | "
+            f"{_share(one[1] != 'none' for one in close)} | "
+            f"{_share(error < 0.1 for error in errors)} |"
+        )
+
+
+ALARMS = (Verdict.EXPOSED.value, Verdict.PARTLY.value)
+
+
+def _verdicts(rows: list[Row]) -> str:
+    verdicts = (Verdict.EXPOSED, Verdict.PARTLY, Verdict.NOT_FOUND, Verdict.UNKNOWN)
+    return " | ".join(str(sum(row["verdict"] == one.value for row in rows)) for one in verdicts)
+
+
+def _share(values: Iterable[bool]) -> str:
+    told = list(values)
+    return f"{sum(told) / len(told):.1%}" if told else "–"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -172,7 +276,15 @@ def main() -> None:
         "--share", default="1/1", help="K/N: every Nth run from the Kth on, for N processes at once"
     )
     parser.add_argument("--table", type=Path, nargs="+")
+    parser.add_argument("--audits", nargs="?", const="nulls", choices=("nulls", "real"))
+    parser.add_argument("--half", choices=("choose", "report"), default="report")
+    parser.add_argument("--only", default="", help="part of the name of a kind")
+    parser.add_argument("--audits-per-kind", type=int, default=20)
+    parser.add_argument("--audits-table", type=Path)
     options = parser.parse_args()
+    if options.audits_table:
+        audits_table(options.audits_table)
+        return
     if options.table:
         table(options.table)
         recognisable(options.table)
@@ -187,34 +299,50 @@ def main() -> None:
     )
     began = time.perf_counter()
     which, of = (int(number) for number in options.share.split("/"))
-    for job in itertools.islice(jobs(options.first_seed), which - 1, None, of):
+    if options.audits:
+        torch.set_num_threads(1)
+        todo, work = audits(options), run_audit
+    else:
+        todo, work = jobs(options.first_seed), attacked
+    for job in itertools.islice(todo, which - 1, None, of):
         if any(job.items() <= row.items() for row in done):
             continue
         if time.perf_counter() - began > options.seconds:
             print("out of time; run again to go on")
             return
         started = time.perf_counter()
-        try:
-            row = {
-                **job,
-                "points": points(**job),
-                "seconds": round(time.perf_counter() - started, 2),
-            }
-        except RecollectError as error:
-            row = {
-                **job,
-                "points": [],
-                "error": str(error),
-                "seconds": round(time.perf_counter() - started, 2),
-            }
+        found = work(job)
+        row = {**job, **found, "seconds": round(time.perf_counter() - started, 2)}
         with options.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        print(
-            json.dumps(job),
-            f"{sum(point['error'] < 0.1 for point in row['points'])} of {len(row['points'])}, "
-            f"{row['seconds']} s",
-            flush=True,
-        )
+        print(json.dumps(job), told(row), f"{row['seconds']} s", flush=True)
+
+
+def audits(options: argparse.Namespace) -> Iterator[Row]:
+    kinds = {"nulls": NULLS, "real": REAL}[options.audits]
+    for number in range(options.audits_per_kind):
+        for kind in kinds:
+            if options.only in kind:
+                sort = options.audits
+                yield {"sort": sort, "kind": kind, "half": options.half, "number": number}
+
+
+def run_audit(job: Row) -> Row:
+    return audited(job["kind"], job["half"], job["number"], job["sort"])
+
+
+def attacked(job: Row) -> Row:
+    try:
+        return {"points": points(**job)}
+    except RecollectError as error:
+        return {"points": [], "error": str(error)}
+
+
+def told(row: Row) -> str:
+    if "verdict" in row:
+        levels = [point[1] for point in row["points"]]
+        return f"{row['verdict']}, {row['reason']}, {levels.count('recovered')} of {len(levels)}"
+    return f"{sum(point['error'] < 0.1 for point in row['points'])} of {len(row['points'])}"
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from recollect.auditing.verdict import (
 from recollect.cli import main
 from recollect.errors import VictimError
 from recollect.examine.findings import Finding, Severity
-from recollect.examine.history import History
+from recollect.examine.history import SPARSE, History
 from recollect.report.audit import _mark
 from recollect.report.html import Pair
 from recollect.shapes import Tensor
@@ -347,7 +347,11 @@ def test_points_are_the_same_up_to_sign_where_signs_are_open(
 
 def test_points_have_levels() -> None:
     sure = [CALLED, RECOGNISABLE, 0.1, 1.0, 1.0, RECOGNISABLE]
-    withheld = (Withheld((3,), "for a test"), Withheld((4, 5), UNCONFIRMED))
+    withheld = (
+        Withheld((3,), "for a test"),
+        Withheld((4,), UNCONFIRMED),
+        Withheld((5,), SPARSE),
+    )
     known = found(sure, withheld=withheld)
     expected = ("recovered", "recognisable", "none", "recognisable", "none", "none")
     assert levels(known) == expected

@@ -131,6 +131,16 @@ def test_points_that_nothing_determines_are_not_held(
     assert any("exact recovery is impossible by counting" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("size", [0.0, 1e200])
+def test_points_without_a_finite_norm_are_unknown(size: float) -> None:
+    """All of them at the origin, or so far out that their norms are infinite."""
+    victim, X = explained(4, 3, 60, 1, 1, 0)
+    objective = LastLayerObjective(evidence(victim), device=CPU, dtype=F64)
+    errors = expected_errors(objective, FreeRadius(2.0), size * X, torch.tensor(1e-10, dtype=F64))
+    assert not bool(errors.isnan().any())
+    assert float(errors.min()) > 1.0
+
+
 def test_a_null_space_shows_though_the_loss_vanishes() -> None:
     """Two points in one place: nothing says how they share their coefficient."""
     victim, X = explained(4, 3, 60, 1, 1, 0)

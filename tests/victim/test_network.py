@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recollect.errors import OptionError, VictimError
+from recollect.victim.activations import activation
 from recollect.victim.architectures import Head, convolutional, residual
 from recollect.victim.mlp import initial_theta, mlp, random_features
 from recollect.victim.module import ModuleNetwork
@@ -154,3 +155,20 @@ def test_the_architectures_have_rules_for_every_layer() -> None:
         torch.testing.assert_close(outputs, network(theta, X))
         assert [name for tap in taps for name in tap.layer.names] == list(network.trained)
     assert network.trained == ("head.weight", "head.bias")  # the extractor is frozen
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh", "gelu", "silu", "clipped-relu", "softplus"])
+@pytest.mark.parametrize("tau", [0.0, 0.3])
+def test_the_second_derivative_of_an_activation(name: str, tau: float) -> None:
+    phi = activation(name)
+    phi = phi.smoothed(tau) if tau else phi
+    t = torch.tensor([-2.0, -0.31, 0.2, 0.7, 3.0], dtype=torch.float64)
+    with torch.no_grad():
+        slope, bend = phi.bend(t)
+    h = 1e-6
+    torch.testing.assert_close(
+        slope, (phi.phi(t + h) - phi.phi(t - h)) / (2 * h), rtol=1e-5, atol=1e-5
+    )
+    difference = (phi.derivative(t + h) - phi.derivative(t - h)) / (2 * h)
+    torch.testing.assert_close(bend, difference, rtol=1e-5, atol=1e-5)
+    assert not bend.requires_grad

@@ -115,7 +115,7 @@ class _Search:
         try:
             self._attack(looked)
             best = self._best()
-            if best is not None and best.whole and best.found is not None:
+            if best is not None and best.whole and best.found is not None and self._counts:
                 if best.found.confidence is not None:
                     self._attack_nulls(best)
                 if best.setting.victim is not self._victim:
@@ -157,6 +157,12 @@ class _Search:
     @property
     def _end_of_attacks(self) -> float:
         return self._began + (1 - _SHARE_FOR_NULLS) * self._budget
+
+    @property
+    def _counts(self) -> bool:
+        """Whether any point can count. Of a sparse change none does: one attack shows what there
+        is, and the verdict is known."""
+        return not self._past.sparse
 
     def _best(self) -> Attempt | None:
         """The attempt that explains most, with the activation that was settled on."""
@@ -208,7 +214,7 @@ class _Search:
                 self._leave_out(setting, "no attack had run to its end until then", "time")
                 continue
             attempt = self._try(setting, time.monotonic() + setting.share * left)
-            if self._complete(attempt):
+            if self._complete(attempt) or not self._counts:
                 break
         if (waiting := self._waiting()) is not None:
             self._continue(waiting, self._end)
@@ -237,7 +243,7 @@ class _Search:
         point, and another one each point that would count."""
         for start in range(2, RANDOM_STARTS + 1):
             best = self._best()
-            if best is None or best.found is None or not best.whole:
+            if best is None or best.found is None or not best.whole or not self._counts:
                 return
             unsettled = bool((self._firm(best) & ~self._confirmed(best)).any())
             if self._complete(best) and not unsettled:

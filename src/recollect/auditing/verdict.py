@@ -13,8 +13,8 @@ A point has one of three levels, by its confidence (`attacks/exact/confidence.py
     recognisable   from `RECOGNISABLE` on: it should lie within a quarter of a training input
     none           below that
 
-A point that is withheld is at most recognisable. A point of an attack that was cut off, and a point
-that no other random start has found, has no level.
+A point that is withheld is at most recognisable. Points of an attack that was cut off, points that
+no other random start has found, and points of a sparse change have no level.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from scipy.stats import binom
 from recollect.attacks.projection import UNFINISHED
 from recollect.attacks.result import Reconstruction, Withheld
 from recollect.examine.findings import Finding, Severity
+from recollect.examine.history import SPARSE
 from recollect.shapes import Bool, Tensor
 from recollect.victim.mlp import MLP
 from recollect.victim.victim import Victim
@@ -121,7 +122,7 @@ def recognisable(found: Reconstruction) -> Bool[Tensor, " n"]:
 
     Those that are called are among them.
     """
-    return _from(found, RECOGNISABLE, lambda withheld: withheld.why == UNCONFIRMED)
+    return _from(found, RECOGNISABLE, lambda withheld: withheld.why in (UNCONFIRMED, SPARSE))
 
 
 def _from(

@@ -46,7 +46,8 @@ _NOISE_EDGE = 1.1
 Marchenko–Pastur law says."""
 _LEVELS = 256
 _DECAYED = "weight decay left so little of the start that points are biased"
-_SPARSE = "the change leaves out entries that training would have changed"
+SPARSE = "the change leaves out entries that training would have changed"
+"""Why no point of a sparse change counts: points that are nowhere near the data explain it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class History:
         """Reasons why no point may be called recovered, however high its confidence is."""
         reasons = (
             (_DECAYED, self.decay > _MOSTLY_GONE),
-            (_SPARSE, self.sparse),
+            (SPARSE, self.sparse),
         )
         return tuple(why for why, holds in reasons if holds)
 

@@ -27,6 +27,16 @@ class Activation:
     kink: tuple[float, float] | None = None
     """The slopes left and right of zero if φ consists of two straight lines, otherwise None."""
 
+    def bend(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """φ'(t) and φ''(t), which is 0 at a kink."""
+        with torch.enable_grad():
+            t = t.detach().requires_grad_()
+            slope = self.derivative(t)
+            if not slope.requires_grad:  # constant on both sides of a kink
+                return slope, torch.zeros_like(slope)
+            (second,) = torch.autograd.grad(slope.sum(), t)
+        return slope.detach(), second
+
     @functools.lru_cache(maxsize=64)  # noqa: B019, it holds a few small objects
     def smoothed(self, tau: float) -> Activation:
         """φ with its kink smoothed over a width τ: at + (b − a)·t·sigmoid(t/τ), for slopes a and b.

@@ -69,7 +69,8 @@ def expected_errors(
     errors: Tensor = (variance.sqrt() / usual.clamp_min(1e-300)).nan_to_num(_UNKNOWN, _UNKNOWN)
     # A loss near zero would hide directions in which nothing holds a point at all.
     errors = errors.where(variances * normal.scales.mean() < _UNHELD, _UNKNOWN)
-    return errors.where(norms < _FAR * usual, errors.clamp_min(norms / usual))
+    errors = errors.where(norms < _FAR * usual, errors.clamp_min(norms / usual))
+    return errors.nan_to_num(_UNKNOWN, _UNKNOWN)  # all points at the origin, or at infinity
 
 
 def doubtful(errors: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
