@@ -116,6 +116,16 @@ class PerToken(nn.Module):
     def forward(self, x):
         return self.b(torch.relu(self.a(x)).mean(1))
 
+class Quits(nn.Module):
+    """Ends the process once it is attacked."""
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 8), nn.Linear(8, 2)
+    def forward(self, x):
+        if len(x) == 3:
+            raise SystemExit(0)
+        return self.b(torch.relu(self.a(x.flatten(1))))
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()
@@ -130,13 +140,13 @@ def models(folder: Path) -> dict[str, type[nn.Module]]:
     (folder / "zoo.py").write_text(MODELS)
     made: dict[str, type[nn.Module]] = {"__name__": "zoo"}  # type: ignore[dict-item]
     exec(MODELS, made)
-    names = [*STOPPED, "Transformer", "Twice", "Cell", "Recurrent", "Convolution", "Picky"]
+    names = [*STOPPED, "Transformer", "Twice", "Cell", "Recurrent", "Convolution", "Picky", "Quits"]
     return {name: made[name] for name in names}
 
 
 @pytest.mark.parametrize(
     "name",
-    [*STOPPED, "Transformer", "Twice", "Cell", "Recurrent", "Convolution", "Picky"],
+    [*STOPPED, "Transformer", "Twice", "Cell", "Recurrent", "Convolution", "Picky", "Quits"],
 )
 def test_a_model_that_does_not_fit_ends_in_a_finding(
     name: str,
@@ -157,14 +167,53 @@ def test_a_model_that_does_not_fit_ends_in_a_finding(
     options = ["--model", f"zoo:{name}", "--input-shape", "4,8", "--n", "3", "--budget", budget]
     code = main(["audit", "a.pt", "b.pt", "--out", "out", *options, "--device", "cpu", "--json"])
     answer = json.loads(capsys.readouterr().out)
-    assert code == (2 if name in STOPPED else 0)
+    assert code == (2 if name in (*STOPPED, "Quits") else 0)
     seen = " ".join(one["seen"] for one in answer["findings"])
     assert answer["verdict"] in ("cannot be judged", "not exposed within budget", "partly exposed")
-    if name not in (*STOPPED, "Picky"):
+    if name not in (*STOPPED, "Picky", "Quits"):
         assert "first layer is no linear map of the whole input" in seen
     if name == "Picky":
         assert "KeyError" in json.dumps(answer["attempts"])
+        assert answer["reason"] == "layer"
     assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "code", ["import sys; sys.exit(0)", "def model():\n    raise SystemExit", "model = exit"]
+)
+def test_code_that_ends_the_process_does_not_pass_the_gate(
+    code: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "leaves", raising=False)
+    (tmp_path / "leaves.py").write_text(code)
+    state = nn.Linear(3, 2).state_dict()
+    torch.save(state, "a.pt")
+    torch.save(state, "b.pt")
+    assert main(["audit", "a.pt", "b.pt", "--model", "leaves:model", "--out", "out"]) == 2
+    assert "SystemExit" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "audit.json").read_text())["verdict"]
+
+
+def test_reconstruct_names_what_a_model_cannot_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "zoo", raising=False)
+    before = models(tmp_path)["Picky"]().state_dict()
+    torch.save(before, "a.pt")
+    torch.save({key: value + 0.01 for key, value in before.items()}, "b.pt")
+    options = ["--model", "zoo:Picky", "--input-shape", "4,8", "--n", "3", "--device", "cpu"]
+    assert main(["reconstruct", "a.pt", "b.pt", "--out", "out", *options]) == 2
+    said = capsys.readouterr().err
+    assert "KeyError" in said
+    assert "zoo:Picky" in said
+    assert len(said.strip().splitlines()) == 1
 
 
 def test_only_a_layer_that_meets_the_whole_input_once_is_the_first(tmp_path: Path) -> None:

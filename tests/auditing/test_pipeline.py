@@ -3,6 +3,7 @@ recovered is left where that is not wanted, and an interrupted audit leaves what
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -299,3 +300,50 @@ def test_an_interrupt_before_the_first_attack_leaves_a_report(
     assert main(["audit", *files, "--out", str(tmp_path / "out"), *FEW]) == 130
     facts = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert facts["verdict"] == "interrupted"
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("report.audit", "render_audit"),
+        ("auditing.run", "conclude"),
+        ("auditing.run", "marked"),
+        ("auditing.call", "_delivered"),
+    ],
+)
+def test_an_interrupt_after_the_last_attack_loses_nothing(
+    where: str, name: str, tmp_path: Path, files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(f"recollect.{where}")
+    plain, calls = getattr(module, name), []
+
+    def pressed(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr("recollect.auditing.run.NULLS", {})
+    monkeypatch.setattr(module, name, pressed)
+    assert main(["audit", *files, "--out", str(tmp_path / "out"), *FEW]) == 130
+    assert calls
+    facts = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert facts["verdict"] == "exposed"
+    assert facts["attempts"]
+    assert facts["points_sha256"]
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_names_that_are_not_utf8_do_not_lock_the_folder(tmp_path: Path, files: list[str]) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff.pt")
+    from recollect.victim.read.checkpoint import read_checkpoint
+
+    torch.save(read_checkpoint(Path(files[1])).tensors, odd)
+    for _ in range(2):
+        arguments = ["audit", files[0], odd, "--out", str(tmp_path / "out"), *FEW]
+        assert main([*arguments, "--budget", "1s"]) == 0
+    names = [
+        one["name"] for one in json.loads((tmp_path / "out" / "audit.json").read_text())["files"]
+    ]
+    assert names[1] == "bad?.pt"

@@ -332,7 +332,7 @@ def imported(name: str, flag: str, what: str) -> Any:
         sys.path.insert(0, "")
     try:
         return getattr(importlib.import_module(package), attribute)
-    except Exception as error:  # whatever importing the caller's code raises
+    except (Exception, SystemExit) as error:  # whatever importing the caller's code raises
         how = f"{type(error).__name__}: {error}"
         raise OptionError(
             f"expected {flag} to name {what}, got {name}, {how}; check the name"

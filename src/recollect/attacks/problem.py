@@ -215,12 +215,13 @@ class Problem:
             )
         equations, parameters = self.equations, self.search.parameters
         if n * self.victim.c > equations:
+            named, more = f"parameters {parameters}", ", or use all parameters"
+            if parameters == "all":
+                named, more = "all parameters", ""
             raise VictimError(
                 f"expected at most {equations} coefficients for the {equations} equations of "
-                "--parameters "
-                f"{parameters}, got {n} points × {self.victim.c} outputs = {n * self.victim.c}; "
-                "any such points "
-                "explain the change: ask for fewer, or use --parameters all"
+                f"{named}, got {n} points × {self.victim.c} outputs = {n * self.victim.c}; any "
+                f"such points explain the change: ask for fewer{more}"
             )
         if self.determined(n):
             return ()

@@ -41,7 +41,8 @@ class Attempt:
     seconds: float
     ended: str
     hindrance: Reason | None = None
-    """What kept the setting from being tried, where that is time or counting."""
+    """What kept the setting from being tried, or from being tried to its end, where that is time,
+    counting or a layer."""
 
     @property
     def whole(self) -> bool:

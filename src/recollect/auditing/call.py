@@ -156,16 +156,16 @@ class Prepared:
             done = interrupted(self.findings, begun.subject)
         except OptionError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a module may call sys.exit
             unknown = self.victim is None or isinstance(self.victim.network, MLP)
             if unknown and not isinstance(error, RecollectError):
                 raise
             said = str(error) if isinstance(error, RecollectError) else one_line(error)
             done = could_not_run(said, begun.subject, self.findings, layer=not unknown)
-        if done.reconstruction is not None:
-            points = done.reconstruction.inputs.cpu().double().contiguous().numpy().tobytes()
-            done = replace(done, points_sha256=hashlib.sha256(points).hexdigest())
-        return done.without_inputs() if no_inputs else done
+        try:
+            return _delivered(done, no_inputs)
+        except KeyboardInterrupt:
+            return _delivered(done, no_inputs)
 
     def _audit(
         self,
@@ -204,6 +204,14 @@ class Prepared:
         except KeyboardInterrupt:
             return replace(done, outcome=replace(outcome, interrupted=True), reason="interrupted")
         return _by_truth(done)
+
+
+def _delivered(done: Audit, no_inputs: bool) -> Audit:
+    """The audit with the hash of its points, and without the points if they are not wanted."""
+    if done.reconstruction is not None:
+        points = done.reconstruction.inputs.cpu().double().contiguous().numpy().tobytes()
+        done = replace(done, points_sha256=hashlib.sha256(points).hexdigest())
+    return done.without_inputs() if no_inputs else done
 
 
 def prepare(

@@ -90,10 +90,9 @@ def _determined(attempt: Attempt) -> bool:
 
 
 def _why_nothing_ended(attempts: Sequence[Attempt]) -> Reason:
-    if any(one.cut_off for one in attempts):
-        return "time"
-    hindrances = {one.hindrance for one in attempts}
-    for reason in ("time", "counting"):
+    hindrances = {"time" if one.cut_off else one.hindrance for one in attempts}
+    reasons: tuple[Reason, ...] = ("layer", "time", "counting")
+    for reason in reasons:
         if reason in hindrances:
             return reason
     return "no-evidence"

@@ -122,26 +122,32 @@ class _Search:
                     looked = inspect(best.setting.victim, past=self._past)
         except KeyboardInterrupt:
             interrupted = True
-        best, seen = self._best(), None
+        try:
+            return self._judged(looked, interrupted)
+        except KeyboardInterrupt:  # this takes little time, and without it all would be lost
+            return self._judged(looked, True)
+
+    def _judged(self, looked: Inspection, interrupted: bool) -> Outcome:
+        best, attempts, seen = self._best(), list(self._attempts), None
         if best is not None and best.found is not None and best.found.confidence is not None:
             seen = self._confirmed(best)
             held = replace(best, found=marked(best.found, seen))
-            self._attempts[self._attempts.index(best)] = held
+            attempts[attempts.index(best)] = held
             best = held
         verdict, reason = conclude(
             best,
-            self._attempts,
+            attempts,
             self._nulls,
             hindrance=hindrance(self._past),
             restarted=best is not None
-            and any(one.whole and independent(best, one) for one in self._attempts),
+            and any(one.whole and independent(best, one) for one in attempts),
             interrupted=interrupted,
         )
         return Outcome(
             verdict,
             self._past,
             looked,
-            tuple(self._attempts),
+            tuple(attempts),
             best,
             tuple(self._nulls),
             time.monotonic() - self._began,

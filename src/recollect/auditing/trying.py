@@ -64,7 +64,9 @@ def attempt_at(
                 deadline=deadline,
             )
     except Exception as error:
-        return failed(why_not(error, setting.victim))
+        nothing = failed(why_not(error, setting.victim))
+        strange = not isinstance(error, RecollectError) and not is_out_of_memory(error)
+        return replace(nothing, hindrance="layer") if strange else nothing
     everything = tuple(range(len(found.inputs)))
     known = {one.why for one in found.withheld}
     more = tuple(Withheld(everything, why) for why in withhold if why not in known)

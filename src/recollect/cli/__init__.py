@@ -48,6 +48,9 @@ def _ended(given: list[str], received: Received) -> int:
         return _command(given)
     except KeyboardInterrupt as stop:
         return _fail(_interrupted(received), exit_code(stop))
+    except SystemExit as stop:
+        said = f"expected code that returns, got sys.exit({stop.code}) in a module of yours; "
+        return _fail(f"{said}take it out, or put it under `if __name__ == '__main__'`", 2)
     except Exception:
         if received.exit_code is None:
             raise

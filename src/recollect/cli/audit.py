@@ -52,6 +52,7 @@ def audit(
     from recollect.records import FACTS, TENSORS
     from recollect.system.device import choose_device
     from recollect.system.files import check_writable
+    from recollect.system.signals import postponed
 
     terminal = Terminal(json=json)
     options: GateOptions = build(GateOptions, given(flags, only=GateOptions))
@@ -103,8 +104,9 @@ def audit(
             no_inputs=options.no_inputs,
             progress=terminal.progress,
         )
-    facts = done.facts()
-    _write(out, facts, done)
+    with postponed():  # a signal waits until the report of what was found is written
+        facts = done.facts()
+        _write(out, facts, done)
     if error is not None:
         terminal.answer({**facts, "out": str(out)})
         raise error

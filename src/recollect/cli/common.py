@@ -102,7 +102,7 @@ def build_model(name: str | None) -> nn.Module | None:
     make = imported(name, "--model", "a function")
     try:
         model = make()
-    except Exception as error:  # The caller's code may raise anything.
+    except (Exception, SystemExit) as error:  # The caller's code may raise anything.
         raise OptionError(
             f"expected {name} to make a model without arguments, got {type(error).__name__}: "
             f"{error}; wrap it in a "

@@ -32,7 +32,15 @@ from recollect.cli.common import (
 from recollect.cli.console import Terminal
 from recollect.cli.flags import flags, given
 from recollect.cli.outputs import keep_audit, keep_inputs
-from recollect.errors import FileError, OptionError, RecollectWarning, RunError
+from recollect.errors import (
+    FileError,
+    OptionError,
+    RecollectError,
+    RecollectWarning,
+    RunError,
+    VictimError,
+    one_line,
+)
 from recollect.options import AUTO, build, home, option, schema, words
 from recollect.victim.options import NetworkOptions
 
@@ -114,7 +122,7 @@ def reconstruct(
     from recollect.examine.history import history, undecayed
     from recollect.records import FACTS, RESUME, TENSORS, ResumeFile, record_of, write_record
     from recollect.solve.loop import Status
-    from recollect.system.device import choose_device
+    from recollect.system.device import choose_device, is_out_of_memory
     from recollect.system.files import check_name, check_writable
 
     terminal = Terminal(json=json)
@@ -151,15 +159,25 @@ def reconstruct(
     undone = past.decay if options.weight_decay == UNDO else 0.0
     victim = undecayed(victim, undone) if undone else victim
     announce_svd(terminal, victim)
-    found = run_attack(
-        victim,
-        options.n,
-        attack,
-        seed=options.seed,
-        device=where,
-        progress=terminal.progress,
-        resume=ResumeFile(out, resume=resume),
-    )
+    try:
+        found = run_attack(
+            victim,
+            options.n,
+            attack,
+            seed=options.seed,
+            device=where,
+            progress=terminal.progress,
+            resume=ResumeFile(out, resume=resume),
+        )
+    except RecollectError:
+        raise
+    except Exception as error:
+        if network.model is None or is_out_of_memory(error):
+            raise
+        raise VictimError(
+            f"expected a model that can be differentiated by each input, got {one_line(error)} "
+            f"in {network.model}; write its forward with torch operations on the whole batch"
+        ) from error
     found = _with_history(found, past, undone)
     record = record_of(
         found,

@@ -150,7 +150,10 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
 
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+    """JSON that can be read back: what is no Unicode in the name of a file becomes a question
+    mark."""
+    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
+    return (text + "\n").encode(errors="replace")
 
 
 def not_a_file(path: Path) -> str | None:
