@@ -28,7 +28,12 @@ from recollect.victim.victim import Victim
 
 State = dict[str, Tensor]
 DATA = ("digits", "synthetic", "wine", "wine minmax", "cancer", "cancer log", "diabetes")
-SIGNS = {"rank": "exactly, and", "optimiser": "alike in size", "sparse": "training changes all"}
+SIGNS = {
+    "optimiser": "rescaled-entries",
+    "rank": "merged-adapters",
+    "sparse": "sparse-change",
+    "balance": "unbalanced",
+}
 
 
 class Sign(torch.optim.Optimizer):
@@ -201,14 +206,15 @@ def main() -> None:
             continue  # training diverged
         if all(torch.equal(value, victim.theta_0[name]) for name, value in victim.theta_f.items()):  # type: ignore[index]
             continue
-        said = " ".join(map(str, history(victim).findings))
+        said = {finding.code for finding in history(victim).findings}
         count = found.setdefault(kind, Counter())
         count["victims"] += 1
-        count.update(name for name, words in SIGNS.items() if words in said)
-    print("| victims | number | optimiser suspected | adapters | sparse |\n|---|---|---|---|---|")
+        count.update(name for name, code in SIGNS.items() if code in said)
+    print("| victims | number | optimiser suspected | adapters | sparse | unbalanced |")
+    print("|---" * 6 + "|")
     for kind in sorted(found, key=lambda one: (one[0].isdigit(), one[0] == "t", one)):
         counts = found[kind]
-        columns = (counts[name] for name in ("victims", "optimiser", "rank", "sparse"))
+        columns = (counts[name] for name in ("victims", *SIGNS))
         print(f"| {kind} | " + " | ".join(map(str, columns)) + " |")
 
 

@@ -156,8 +156,10 @@ def biases(seeds: range, data: str, norm: str | None, only: str) -> None:
 
 
 def rates(seeds: range) -> None:
+    from recollect.examine.balance import imbalance  # earlier versions have none
+
     for share in (0.02, 0.1, 0.3, 0.6, 0.9):
-        mismatch, without, rho = [], [], []
+        mismatch, without, rho, broken = [], [], [], []
         for seed in seeds:
             X, Y, d = images("digits", 10, seed)
             network = mlp(d, 60, 10, depth=2, bias=True)
@@ -171,12 +173,15 @@ def rates(seeds: range) -> None:
                 for one in ("never", "always")
             )
             mismatch.append(math.nan if always.mismatch is None else always.mismatch)
+            broken.append(imbalance(victim) or math.nan)
             without.append(rc.evaluate(never, X).rho)
             rho.append(rc.evaluate(always, X).rho)
-        told = [", ".join(f"{x:.3f}" for x in values) for values in (without, rho, mismatch)]
+        told = [
+            ", ".join(f"{x:.3f}" for x in values) for values in (without, rho, mismatch, broken)
+        ]
         print(
             f"step {share:g} of the stability limit: ρ {told[0]} without retraining, {told[1]} "
-            f"with it, mismatch {told[2]}",
+            f"with it, mismatch {told[2]}, imbalance {told[3]}",
             flush=True,
         )
 

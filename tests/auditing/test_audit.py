@@ -229,7 +229,10 @@ def test_a_start_of_another_run_cannot_be_judged() -> None:
 
 def test_a_null_victim_is_not_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recollect.auditing.run.NULLS", {})  # which take time, and are tested above
-    done = run_audit(shuffled(tiny()[0], 0), 3, budget=20.0, device="cpu")
+    null = shuffled(tiny()[0], 0)
+    assert run_audit(null, 3, budget=20.0, device="cpu").verdict is Verdict.UNKNOWN
+    # As if the files did not show that no training made this change:
+    done = run_audit(null, 3, budget=20.0, device="cpu", past=History(0.0, ()))
     assert done.verdict is Verdict.NOT_FOUND
     assert {attempt.setting.name.partition(",")[0] for attempt in done.attempts} == {
         "last layer",
@@ -445,7 +448,7 @@ def test_an_optimiser_saved_beside_the_weights_is_no_proof_of_safety(
             "--budget",
             "10s",
             "--activation",
-            "relu",
+            "tanh",
             "--json",
         ]
         assert main(["audit", *files, *options, "--device", "cpu"]) == 0

@@ -60,7 +60,8 @@ def test_two_edited_entries_cannot_be_judged(bias: bool, monkeypatch: pytest.Mon
 )
 def test_models_of_one_or_two_records_are_still_found(n: int, bias: bool, seed: int) -> None:
     victim, X = trained(n, bias=bias, seed=seed)
-    assert history(victim).findings == ()
+    # Steps of usual size overshoot where there is one record.
+    assert {finding.code for finding in history(victim).findings} <= {"unbalanced"}
     found = reconstruct(victim, n, Exact(), device="cpu")
     assert called(found).all()
     assert float(torch.cdist(found.inputs, X.double()).min(1).values.max()) < 0.1 * D**0.5

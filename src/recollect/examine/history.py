@@ -20,6 +20,7 @@ import torch
 
 from recollect.errors import VictimError
 from recollect.examine.adapters import merged_adapters
+from recollect.examine.balance import unbalanced
 from recollect.examine.findings import Finding, Severity
 from recollect.examine.optimiser import rescaled, told
 from recollect.examine.sparse import unchanged_entries
@@ -132,6 +133,8 @@ def history(victim: Victim, *, optimizer: str | None = None) -> History:
         )
     if not sparse:
         findings += _outside(victim, named=bool(grid), optimizer=optimizer)
+        if not any(finding.misfit for finding in findings):
+            findings += unbalanced(victim)
     return History(decay, (*findings, *sparse), sparse=bool(sparse))
 
 
