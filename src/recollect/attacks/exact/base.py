@@ -320,11 +320,15 @@ class Stages(ABC, Generic[S]):
         self.problem = state.problem
         began, iterations = time.perf_counter(), 0
         rounds: list[Retraced] = []
+        searched = sum(stage.iterations for stage in self.stages)
+        allowed = max(self.tuning.steps_retracing, searched // 2)
 
         def descend(
             problem: Problem, Z: Float[Tensor, "n r"], tau: float
         ) -> Float[Tensor, "n r"] | None:
             nonlocal iterations
+            if iterations >= allowed:
+                return None
             objective = self._on_the_path(problem, tau)
             outcome = self._descend("moving retrained points", objective, Z, solver=self._rung)
             iterations += outcome.iterations

@@ -117,6 +117,9 @@ class Tuning:
     rungs_retracing: tuple[float, ...] = (0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.02)
     """Widths τ of the gates in the rounds; the last one stays. The correction holds for any width,
     and wide gates let the points move."""
+    steps_retracing: int = 300
+    """Steps after which no other round begins, unless half of those of the search are more: the
+    correction takes less time than a search that took long."""
     straight: float = 0.3
     """Multiple of the mismatch below which the path of a run counts as straight, as a share of the
     initial error of the outputs."""
