@@ -13,6 +13,7 @@ import torch
 from cases import CPU, F64, Memory, generator
 from torch import Tensor
 
+import recollect as rc
 from recollect import (
     Exact,
     FullSpace,
@@ -28,6 +29,7 @@ from recollect.attacks.exact.retrace import corrected, imitable, improve, retrac
 from recollect.attacks.exact.tuning import Tuning
 from recollect.attacks.problem import Problem
 from recollect.attacks.runs import Late, Runs
+from recollect.auditing.verdict import called, recognisable
 from recollect.objective.base import SplitObjective
 from recollect.objective.endpoints import Endpoints
 from recollect.simulate.retraining import Loss
@@ -259,6 +261,49 @@ def test_without_gain_nothing_is_adopted() -> None:
     assert result.mismatch is not None
     assert torch.equal(result.inputs, never.inputs)
     assert torch.equal(result.confidence, never.confidence)
+
+
+@pytest.mark.parametrize("seed", [0, 6])
+def test_small_victims_are_retrained_without_being_asked(seed: int) -> None:
+    """With few equations points may seem certain and be wrong: width 30, three points, one output.
+    Training on them shows it, and corrects them."""
+    made = rc.train(
+        dataset="synthetic", n=3, dim=6, rank=3, noise=0.5, width=30, seed=seed, dtype="float64"
+    )
+    never = reconstruct(made.victim, 3, Exact(retrain="never"), seed=seed)
+    plain = reconstruct(made.victim, 3, seed=seed)
+    assert plain.mismatch is not None
+    assert plain.mismatch < 0.01
+    assert never.confidence is not None
+    wrong = (never.confidence > 0.8) & (evaluate(never, made.inputs).closest_up_to_sign > 0.1)
+    assert wrong.any()
+    assert evaluate(plain, made.inputs).rho_up_to_sign < 0.01
+
+
+def test_points_from_which_training_leads_elsewhere_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    victim, X = wide()
+    other = torch.randn(X.shape, generator=generator(9), dtype=F64)
+    certain = torch.ones(4, dtype=F64)
+    monkeypatch.setattr("recollect.attacks.projection.confidence", lambda *_, **__: certain)
+    attack = Exact(parameters="all", retrain="always", space=FullSpace())
+
+    def moved(self: Stages) -> None:  # type: ignore[type-arg]
+        """As if the search had ended at other points."""
+        state = self.state
+        assert state is not None
+        Z = state.problem.geometry.project(coordinates(state.problem, other))
+        self.state = replace(state, outcome=replace(state.outcome, Z=Z))
+        plain(self)
+
+    assert called(reconstruct(victim, 4, attack)).all()
+    plain = Stages._retrace
+    monkeypatch.setattr(Stages, "_retrace", moved)
+    found = reconstruct(victim, 4, attack)
+    assert found.mismatch is not None
+    assert found.mismatch > 0.5
+    assert not recognisable(found).any()
 
 
 def test_a_corrected_loss_does_not_make_points_sure() -> None:

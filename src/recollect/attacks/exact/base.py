@@ -312,8 +312,10 @@ class Stages(ABC, Generic[S]):
         """Correct what gradients leave unexplained even at the data, by training on the points."""
         state = self.state
         assert state is not None
-        least = {None: self.tuning.limiting, "always": self.tuning.exact, "never": math.inf}
-        if not least[self._options.retrain] < state.outcome.loss or not imitable(state.problem):
+        quick = len(self.Z) * self._weights <= self.tuning.quick_retracing
+        auto = 0.0 if quick else self.tuning.limiting
+        least = {None: auto, "always": 0.0, "never": math.inf}[self._options.retrain]
+        if not least < state.outcome.loss or not imitable(state.problem):
             return
         # The points may be in other coordinates than those searched last: in a turned subspace, or
         # as the last layer alone had found them.
@@ -347,6 +349,11 @@ class Stages(ABC, Generic[S]):
         finally:
             if rounds:
                 self._adopt(rounds, iterations, time.perf_counter() - began)
+
+    @property
+    def _weights(self) -> int:
+        theta, network = self.problem.victim.theta_f, self.problem.victim.network
+        return sum(theta[name].numel() for name in network.trained)
 
     def _adopt(self, rounds: list[Retraced], iterations: int, seconds: float) -> None:
         """Keep the points from which training leads nearest to θf, if they are better by all that

@@ -104,6 +104,9 @@ class Tuning:
     limiting: float = 1e-3
     """Loss above which points are corrected by retraining unless the user says otherwise. Below it
     they are mostly within a hundredth of the data, and retraining takes longer than the search."""
+    quick_retracing: int = 300_000
+    """Number of points times weights up to which training takes a fraction of a second: then it
+    always shows what points are worth."""
     unlike: float = 0.5
     """Mismatch m of the first run above which it has nothing to do with the real training."""
     alike: float = 1e-3
