@@ -167,7 +167,7 @@ def recognisable(paths: list[Path]) -> None:
 _HALF = " other half: within 0.25 | of those within 0.25 | null points |"
 
 
-BUDGET = 120.0
+BUDGET = 300.0
 """Seconds of an audit at most."""
 
 
