@@ -178,8 +178,20 @@ def test_a_model_that_does_not_fit_ends_in_a_finding(
     assert (tmp_path / "out" / "report.html").exists()
 
 
+FORWARD = """
+from torch import nn
+class model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+    def forward(self, x):
+        raise SystemExit(0)
+"""
+
+
 @pytest.mark.parametrize(
-    "code", ["import sys; sys.exit(0)", "def model():\n    raise SystemExit", "model = exit"]
+    "code",
+    ["import sys; sys.exit(0)", "def model():\n    raise SystemExit", "model = exit", FORWARD],
 )
 def test_code_that_ends_the_process_does_not_pass_the_gate(
     code: str,
@@ -191,10 +203,11 @@ def test_code_that_ends_the_process_does_not_pass_the_gate(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "leaves", raising=False)
     (tmp_path / "leaves.py").write_text(code)
-    state = nn.Linear(3, 2).state_dict()
-    torch.save(state, "a.pt")
-    torch.save(state, "b.pt")
-    assert main(["audit", "a.pt", "b.pt", "--model", "leaves:model", "--out", "out"]) == 2
+    plain = nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(4, 2)}).state_dict()
+    torch.save(plain, "a.pt")
+    torch.save({name: value + 0.01 for name, value in plain.items()}, "b.pt")
+    options = ["--model", "leaves:model", "--input-shape", "3", "--out", "out"]
+    assert main(["audit", "a.pt", "b.pt", *options]) == 2
     assert "SystemExit" in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "audit.json").read_text())["verdict"]
 

@@ -310,6 +310,7 @@ def test_an_interrupt_before_the_first_attack_leaves_a_report(
         ("auditing.run", "conclude"),
         ("auditing.run", "marked"),
         ("auditing.call", "_delivered"),
+        ("auditing.call", "unseen_number"),
     ],
 )
 def test_an_interrupt_after_the_last_attack_loses_nothing(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from recollect.auditing.attempt import Outcome
 from recollect.auditing.options import bytes_of, seconds_of
 from recollect.auditing.result import Audit
 from recollect.auditing.run import run_audit
@@ -23,7 +24,7 @@ from recollect.auditing.settings import unseen_number
 from recollect.auditing.verdict import Reason, Verdict, caveats, judge_by_truth
 from recollect.errors import CheckpointError, DataError, OptionError, RecollectError, one_line
 from recollect.examine.findings import Finding, Severity
-from recollect.examine.history import history
+from recollect.examine.history import History, history
 from recollect.examine.validate import stop, validate
 from recollect.records import file_hash
 from recollect.shapes import Tensor
@@ -164,8 +165,9 @@ class Prepared:
             done = could_not_run(said, begun.subject, self.findings, layer=not unknown)
         try:
             return _delivered(done, no_inputs)
-        except KeyboardInterrupt:
-            return _delivered(done, no_inputs)
+        except KeyboardInterrupt:  # this takes little time, and without it all would be lost
+            cut = None if done.outcome is None else replace(done.outcome, interrupted=True)
+            return _delivered(replace(done, outcome=cut), no_inputs)
 
     def _audit(
         self,
@@ -192,6 +194,16 @@ class Prepared:
             device=device,
             progress=progress,
         )
+        try:
+            return self._finished(outcome, past, subject, n)
+        except KeyboardInterrupt:
+            return self._finished(replace(outcome, interrupted=True), past, subject, n)
+
+    def _finished(
+        self, outcome: Outcome, past: History, subject: Mapping[str, Any], n: int | None
+    ) -> Audit:
+        """What the attacks found, with what limits it, and scored if the truth is known."""
+        assert self.victim is not None
         unseen = unseen_number(outcome.inspection, n)
         findings = (*past.findings, *caveats(self.victim), *unseen)
         done = Audit(

@@ -91,7 +91,9 @@ def _determined(attempt: Attempt) -> bool:
 
 def _why_nothing_ended(attempts: Sequence[Attempt]) -> Reason:
     hindrances = {"time" if one.cut_off else one.hindrance for one in attempts}
-    reasons: tuple[Reason, ...] = ("layer", "time", "counting")
+    if "layer" in hindrances and all(one.found is None for one in attempts):
+        return "layer"
+    reasons: tuple[Reason, ...] = ("time", "counting")
     for reason in reasons:
         if reason in hindrances:
             return reason

@@ -14,8 +14,7 @@ A point has one of three levels, by its confidence (`attacks/exact/confidence.py
     none           below that
 
 A point that is withheld is at most recognisable. Points of an attack that was cut off, points that
-no other random start has found, points of a sparse change, and points from which training does not
-lead to the trained weights have no level.
+no other random start has found, and points of a sparse change have no level.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from typing import Literal
 import torch
 from scipy.stats import binom
 
-from recollect.attacks.exact.run import UNLIKE
 from recollect.attacks.projection import UNFINISHED
 from recollect.attacks.result import Reconstruction, Withheld
 from recollect.examine.findings import Finding, Severity
@@ -124,9 +122,7 @@ def recognisable(found: Reconstruction) -> Bool[Tensor, " n"]:
 
     Those that are called are among them.
     """
-    return _from(
-        found, RECOGNISABLE, lambda withheld: withheld.why in (UNCONFIRMED, SPARSE, UNLIKE)
-    )
+    return _from(found, RECOGNISABLE, lambda withheld: withheld.why in (UNCONFIRMED, SPARSE))
 
 
 def _from(

@@ -91,6 +91,12 @@ def audit(
         )
     except InputError as problem:
         error, done = problem, could_not_run(str(problem), subject_of(init, trained, said))
+    except SystemExit as stop:  # raised by the model's own code
+        error = OptionError(
+            f"expected {network.model} to return, got SystemExit({stop.code}); take it out of the "
+            "model's code"
+        )
+        done = could_not_run(str(error), subject_of(init, trained, said))
     except KeyboardInterrupt:
         done = interrupted((), subject_of(init, trained, said))
     else:

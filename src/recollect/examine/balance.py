@@ -7,8 +7,9 @@ Lee 2018). The imbalance of a change is the share that breaks this law,
     B = Σ_u |Δ‖in_u‖² − Δ‖out_u‖²| / Σ_u (|Δ‖in_u‖²| + |Δ‖out_u‖²|)
 
 over the units of all hidden layers: near 0 for small steps of gradient descent, also by
-mini-batches, and up to 1 for steps that overshoot, for momentum in large steps, and for optimisers
-that rescale entries. Gradients at the two ends explain a change with a large B poorly.
+mini-batches, and up to 1 for steps that overshoot, for momentum in large steps, for learning rates
+that differ between layers, and for optimisers that rescale entries. Gradients at the two ends
+mostly explain a change with a large B poorly, but not always.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ def unbalanced(victim: Victim) -> list[Finding]:
             Severity.LIMITS,
             f"training did not keep the layers in balance ({B:.0%} of the change breaks the law "
             "that small steps of gradient descent keep)",
-            "its steps overshot, or momentum, weight decay or another optimiser made the change"
-            f"{other}; gradients at its two ends then explain it poorly, and what is not found "
-            "tells nothing",
+            "its steps overshot, its layers had different learning rates, or momentum, weight "
+            f"decay or another optimiser made the change{other}; gradients at its two ends may "
+            "then explain it poorly, and what is not found tells nothing",
             "nothing to do about the training; a checkpoint from later in it, as INIT, may be "
             "explained better",
             misfit=True,

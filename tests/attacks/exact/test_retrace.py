@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from recollect import (
     Exact,
     FullSpace,
     LevenbergMarquardt,
+    Reconstruction,
     Status,
     Victim,
     evaluate,
@@ -29,7 +31,7 @@ from recollect.attacks.exact.retrace import corrected, imitable, improve, retrac
 from recollect.attacks.exact.tuning import Tuning
 from recollect.attacks.problem import Problem
 from recollect.attacks.runs import Late, Runs
-from recollect.auditing.verdict import called, recognisable
+from recollect.auditing.verdict import called
 from recollect.objective.base import SplitObjective
 from recollect.objective.endpoints import Endpoints
 from recollect.simulate.retraining import Loss
@@ -280,30 +282,46 @@ def test_small_victims_are_retrained_without_being_asked(seed: int) -> None:
     assert evaluate(plain, made.inputs).rho_up_to_sign < 0.01
 
 
-def test_points_from_which_training_leads_elsewhere_do_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    victim, X = wide()
-    other = torch.randn(X.shape, generator=generator(9), dtype=F64)
-    certain = torch.ones(4, dtype=F64)
-    monkeypatch.setattr("recollect.attacks.projection.confidence", lambda *_, **__: certain)
-    attack = Exact(parameters="all", retrain="always", space=FullSpace())
-
-    def moved(self: Stages) -> None:  # type: ignore[type-arg]
-        """As if the search had ended at other points."""
-        state = self.state
-        assert state is not None
-        Z = state.problem.geometry.project(coordinates(state.problem, other))
-        self.state = replace(state, outcome=replace(state.outcome, Z=Z))
-        plain(self)
-
-    assert called(reconstruct(victim, 4, attack)).all()
-    plain = Stages._retrace
-    monkeypatch.setattr(Stages, "_retrace", moved)
-    found = reconstruct(victim, 4, attack)
+def test_a_large_mismatch_hides_no_point() -> None:
+    """One large step, which no gradient flow imitates, shows the points exactly."""
+    network = mlp(16, 60, 3, bias=True)
+    X = torch.randn(5, 16, generator=generator(0), dtype=F64)
+    X = 4 * X / X.norm(dim=1, keepdim=True)
+    labels = torch.arange(5) % 3
+    theta_0 = initial_theta(network, init="torch", generator=generator(1), dtype=F64)
+    theta = {name: value.clone().requires_grad_() for name, value in theta_0.items()}
+    loss = torch.nn.functional.cross_entropy(network(theta, X), labels)
+    slopes = torch.autograd.grad(loss, list(theta.values()))
+    after = {
+        name: (value - 3 * slope).detach()
+        for (name, value), slope in zip(theta.items(), slopes, strict=True)
+    }
+    found = reconstruct(Victim(network, theta_0, after), 5)
     assert found.mismatch is not None
-    assert found.mismatch > 0.5
-    assert not recognisable(found).any()
+    assert found.mismatch > 0.4
+    assert evaluate(found, X).rho < 1e-3
+    assert called(found).all()
+
+
+@pytest.mark.parametrize("retrain", ["never", "always"])
+def test_confidence_knows_of_the_mismatch_of_corrected_points(
+    retrain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, _ = wide()
+    from recollect.attacks.exact import run
+
+    given: list[float] = []
+    plain = run.describe
+
+    def described(*arguments: Any, least: float, **more: Any) -> Reconstruction:
+        given.append(least)
+        return plain(*arguments, least=least, **more)
+
+    monkeypatch.setattr(run, "describe", described)
+    found = reconstruct(victim, 4, Exact(parameters="last", retrain=retrain))
+    expected = 0.0 if found.mismatch is None else found.mismatch**2
+    assert given == [expected]
+    assert (expected > 0) is (retrain == "always")
 
 
 def test_a_corrected_loss_does_not_make_points_sure() -> None:

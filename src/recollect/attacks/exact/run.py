@@ -24,10 +24,6 @@ STUCK = (
     "search is stuck, and points that seem certain may be wrong"
 )
 
-UNLIKE = "training on these points does not lead to the trained weights"
-"""Why points count for nothing, however firm they are. Right points of ordinary training have left
-m = 0.44 at most, and points of null victims leave about 1."""
-
 
 def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Reconstruction:
     """All stages. Where a layer has no rule, the paper's gradient descent instead."""
@@ -65,10 +61,6 @@ def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Recon
         least=(found.mismatch or 0.0) ** 2 if found.corrected else 0.0,
     )
     withheld = result.withheld
-    # A point on the wrong side of the origin leads elsewhere, however right it is otherwise.
-    elsewhere = found.mismatch is not None and found.mismatch > attack.tuning.unlike
-    if elsewhere and state.signs_settled:
-        withheld = (*withheld, Withheld(tuple(range(len(result.inputs))), UNLIKE))
     if found.stuck:
         withheld = (*withheld, Withheld(tuple(range(len(result.inputs))), STUCK))
     return replace(
