@@ -58,7 +58,8 @@ class Recipe:
     optimiser: Optimiser = sgd
     batch: int | None = None
     pretrained: str = ""
-    """"same labels" or "new labels": the network learnt fifty other records before."""
+    """Whether the network first learnt fifty other records: empty if not, else "same labels" or
+    "new labels", which says what it learns afterwards."""
 
 
 def train(model: nn.Module, X: Tensor, Y: Tensor, recipe: Recipe, *, steps: int = 3000) -> None:
@@ -131,19 +132,17 @@ def sparse(draw: random.Random) -> Situation:
 def another_run(draw: random.Random) -> Situation:
     """θ0 of another seed."""
     real = made(Recipe(), draw)
-    sizes = [value.shape for name, value in real.before.items() if name.endswith("weight")]
-    bias = any(name.endswith("bias") for name in real.before)
-    other = network(sizes[0][1], sizes[0][0], sizes[-1][0], len(sizes), bias)
-    return replace(real, before=copied(other))
+    return replace(real, before=another_start(real))
 
 
 def unrelated(draw: random.Random) -> Situation:
     """Two networks that nothing connects, neither of them trained."""
     one = another_run(draw)
-    return replace(one, after=another_run_of(one))
+    return replace(one, after=another_start(one))
 
 
-def another_run_of(one: Situation) -> State:
+def another_start(one: Situation) -> State:
+    """The weights of a new network of the same sizes."""
     sizes = [value.shape for name, value in one.before.items() if name.endswith("weight")]
     bias = any(name.endswith("bias") for name in one.before)
     return copied(network(sizes[0][1], sizes[0][0], sizes[-1][0], len(sizes), bias))

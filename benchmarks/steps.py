@@ -28,7 +28,7 @@ N, D, CLASSES = 100, 100, 10
 
 
 def measure(steps: int) -> None:
-    """One line of JSON for each task, by whichever package is on the path."""
+    """Print one line of JSON for each task, measured with the package that is first on the path."""
     import recollect as rc
     from recollect.attacks.problem import Problem
     from recollect.geometry import random_start

@@ -7,8 +7,8 @@ The blocks are read from the pages and run in their order in an empty folder, wh
 reader is said to have: two checkpoints, a model, the plans. Slow commands are left out (`SLOW`) and
 named at the end, with the checks that stand for them. `SAYS` lists sentences with what makes them
 true, over several seeds; a sentence that is no longer on its page is an error, so that page and
-check change together. It takes about a quarter of an hour on two cores. It is no part of `make
-test`: tests/test_promises.py checks there that blocks and sentences are found.
+check change together. It takes about a quarter of an hour on two cores. `make test`
+does not run it: tests/test_promises.py checks only that blocks and sentences are found.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ import recollect as rc
 victim = rc.load("run/init.safetensors", "run/trained.safetensors")
 truth = load_file("run/truth.safetensors")["inputs"]
 """
-"""What the pages call by name without having made it."""
+"""Names that the pages use without defining them."""
 
 
 def scored(folder: Path, line: str) -> dict[str, Any]:

@@ -158,8 +158,8 @@ class Exact(Search):
         Largest number of respawns at each endpoint.
     retrain
         Whether to train on the points that were found, and to correct them by the result
-        (`attacks/exact/retrace.py`): `"always"` or `"never"`. None: where the residual limits how
-        accurate the points are.
+        (`attacks/exact/retrace.py`): `"always"` or `"never"`. None: where that is quick, and where
+        the residual limits how accurate the points are.
     tuning
         Thresholds of the stages.
     """
@@ -183,7 +183,8 @@ class Exact(Search):
         None,
         choices=("always", "never"),
         help="Train on the points that were found, to correct them and to see whether that leads "
-        "to the trained weights. auto: where the residual limits how accurate the points are.",
+        "to the trained weights. auto: where that is quick, or the residual limits how accurate "
+        "the points are.",
     )
     tuning: Tuning = field(default=Tuning(), metadata={"rule": None})
 

@@ -105,8 +105,8 @@ class Tuning:
     """Loss above which points are corrected by retraining unless the user says otherwise. Below it
     they are mostly within a hundredth of the data, and retraining takes longer than the search."""
     quick_retracing: int = 300_000
-    """Number of points times weights up to which training takes a fraction of a second: then it
-    always shows what points are worth."""
+    """Number of points times number of weights up to which training on the points takes a fraction
+    of a second, so that it is done whatever the loss is."""
     unlike: float = 0.5
     """Mismatch m of the first run above which it has nothing to do with the real training."""
     alike: float = 1e-3
@@ -121,8 +121,8 @@ class Tuning:
     """Widths τ of the gates in the rounds; the last one stays. The correction holds for any width,
     and wide gates let the points move."""
     steps_retracing: int = 300
-    """Steps after which no other round begins, unless half of those of the search are more: the
-    correction takes less time than a search that took long."""
+    """No other round begins after so many steps, or after half as many as the search has made if
+    that is more: correcting the points should not take longer than finding them."""
     straight: float = 0.3
     """Multiple of the mismatch below which the path of a run counts as straight, as a share of the
     initial error of the outputs."""
