@@ -1,13 +1,15 @@
 """How long a step of Levenberg–Marquardt takes, and at what share of the processor's speed.
 
     python benchmarks/steps.py [--earlier SRC] [--threads 1,2] [--steps 5]
+    python benchmarks/steps.py --whole 3 [--earlier SRC] [--threads 1,2]
 
 A hundred points on a sphere in a hundred dimensions, ten classes: the last layer of a network of
 width 4000, and all layers of one of width 1000, both trained, with gradients at both ends. The
 first steps from a random start are timed. Their matrix products are counted by torch, and their
 rate is given as a share of that of a product of two 2000×2000 matrices (float64, the same threads):
 the rest is element-wise work, factorisations, and products too narrow to be fast. `--earlier` is
-the `src` folder of another version, which is measured in the same run.
+the `src` folder of another version, which is measured in the same run. `--whole` times the attacks
+of `exact.py --part small` from beginning to end, so many times each, one version after the other.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -25,6 +29,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 TASKS = {"last layer, width 4000": ("last", 4000), "all layers, width 1000": ("all", 1000)}
 N, D, CLASSES = 100, 100, 10
+SEEDS = 12
+"""Seeds of `--whole`."""
+
+
+def kept() -> AbstractContextManager[None]:
+    """What `reconstruct` does about freed memory, in versions that do something."""
+    try:
+        from recollect.system.allocation import freed_memory_kept
+    except ModuleNotFoundError:
+        return nullcontext()
+    return freed_memory_kept()
 
 
 def measure(steps: int) -> None:
@@ -38,6 +53,8 @@ def measure(steps: int) -> None:
     from recollect.solve.loop import minimise, start
     from recollect.victim.mlp import initial_theta, mlp
 
+    memory = kept()
+    memory.__enter__()
     A = torch.randn(2000, 2000, dtype=torch.float64)
     A @ A
     began = time.perf_counter()
@@ -84,19 +101,81 @@ def measure(steps: int) -> None:
         print(json.dumps({**row, "peak": peak}), flush=True)
 
 
+def answer() -> None:
+    """Time the attack on each victim whose number comes in, with the version first on the path."""
+    import exact
+
+    exact.DEVICE = torch.device("cpu")
+    cells = list(exact.cells("small", ["float64"], None, SEEDS // 2))
+    cells[0].attacked("auto", 0)  # the first of a process takes longer
+    print("ready", flush=True)
+    for line in sys.stdin:
+        row = cells[int(line)].attacked("auto", int(line))
+        print(row["seconds"], row["rho"], flush=True)
+
+
+def whole(versions: dict[str, Path], threads: str, times: int) -> None:
+    """The attacks one by one, each version in turn."""
+    running = {
+        version: subprocess.Popen(
+            [sys.executable, __file__, "--answer"],
+            env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": threads},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for version, source in versions.items()
+    }
+    seconds: dict[str, list[float]] = {version: [] for version in versions}
+    rho: dict[str, list[float]] = {version: [] for version in versions}
+    for process in running.values():
+        assert process.stdout is not None
+        process.stdout.readline()
+    for seed in [*range(SEEDS)] * times:
+        for version, process in running.items():
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(seed, file=process.stdin, flush=True)
+            spent, distance = map(float, process.stdout.readline().split())
+            seconds[version].append(spent)
+            rho[version].append(distance)
+    for process in running.values():
+        process.communicate()
+    first = next(iter(seconds.values()))
+    for version in versions:
+        ratios = sorted(one / other for one, other in zip(seconds[version], first, strict=True))
+        print(
+            f"| {threads} | {version} | {sum(seconds[version]) / times:.1f} | "
+            f"{sum(seconds[version]) / sum(first):.2f} (median {statistics.median(ratios):.2f}, "
+            f"{ratios[0]:.2f} to {ratios[-1]:.2f}) | {statistics.median(rho[version]):.5f} |",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--earlier", type=Path, help="The `src` folder of another version.")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--whole", type=int, metavar="TIMES")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.answer:
+        answer()
+        return
     if given.measure:
         measure(given.steps)
         return
     versions = {"present": Path(__file__).parents[1] / "src"}
     if given.earlier is not None:
         versions = {"earlier": given.earlier, **versions}
+    if given.whole:
+        print(f"| threads | version | s for {SEEDS} seeds | over the first version | median ρ |")
+        print("|---|---|---|---|---|")
+        for threads in given.threads.split(","):
+            whole(versions, threads, given.whole)
+        return
     print("| task | threads | version | s per step | GFLOP per step | share of the product rate |")
     print("|---|---|---|---|---|---|")
     for threads in given.threads.split(","):

@@ -244,6 +244,22 @@ def test_one_null_victim_is_attacked_until_the_attack_ends(
     assert second < began + 400 < began + 499 < first
 
 
+def test_where_nothing_could_be_a_false_alarm_one_null_victim_is_enough(
+    prepared: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = easy()[0]
+    three = dict.fromkeys("abc", shuffled)
+    prepared(lambda setting: found(0.3))
+    monkeypatch.setattr("recollect.auditing.run.NULLS", three)
+    assert [run.kind for run in run_audit(victim, N, budget=500.0, device="cpu").nulls] == ["a"]
+    # A single point that could count is an alarm.
+    one = [1.0] + [0.1] * (N - 1)
+    prepared(lambda setting: found(one if setting.victim is victim else 0.1))
+    monkeypatch.setattr("recollect.auditing.run.NULLS", three)
+    done = run_audit(victim, N, budget=500.0, device="cpu")
+    assert [run.kind for run in done.nulls] == ["a", "b", "c"]
+
+
 # The best attempt, and its confirmation.
 
 

@@ -7,7 +7,7 @@ from cases import F64, generator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.objective.conjugate_gradients import conjugate_gradients
+from recollect.objective.conjugate_gradients import Directions, conjugate_gradients
 
 
 @given(
@@ -47,3 +47,39 @@ def test_an_indefinite_matrix_ends_the_iteration_and_nan_spreads() -> None:
     ):
         assert not unsound.converged
         assert bool(unsound.x.isnan().all())
+
+
+@given(
+    size=st.integers(1, 12),
+    steps=st.integers(1, 12),
+    shift=st.sampled_from([0.0, 1e-3, 1.0, 1e3]),
+    seed=st.integers(0, 99),
+)
+def test_the_directions_of_one_system_solve_another_with_more_on_its_diagonal(
+    size: int, steps: int, shift: float, seed: int
+) -> None:
+    steps = min(steps, size)
+    A = positive(size, seed)
+    b = torch.randn(size, generator=generator(seed + 1), dtype=F64)
+    visited: list[tuple[torch.Tensor, torch.Tensor]] = []
+    conjugate_gradients(lambda v: A @ v, b, tolerance=0.0, most=steps, visited=visited)
+    P, AP = (torch.stack(part) for part in zip(*visited, strict=True))
+    shifted = A + shift * torch.eye(size, dtype=F64)
+    x, residual = Directions(P, AP).shifted(b, shift)
+    torch.testing.assert_close(residual, b - shifted @ x, rtol=1e-7, atol=1e-9)
+    # Nothing in the span of the directions is nearer in the norm of the matrix.
+    assert float((P @ residual).abs().max()) < 1e-7 * float(P.norm() * b.norm())
+    if steps == size:
+        torch.testing.assert_close(x, torch.linalg.solve(shifted, b), rtol=1e-6, atol=1e-8)
+    # From there the iteration ends where it would have ended anyway.
+    found = conjugate_gradients(
+        lambda v: shifted @ v, b, tolerance=1e-10, most=3 * size, start=(x, residual)
+    )
+    assert found.converged
+    torch.testing.assert_close(found.x, torch.linalg.solve(shifted, b), rtol=1e-6, atol=1e-8)
+
+
+def positive(size: int, seed: int) -> torch.Tensor:
+    """A matrix with eigenvalues between 1 and 50, no two of them alike."""
+    Q = torch.linalg.qr(torch.randn(size, size, generator=generator(seed), dtype=F64)).Q
+    return Q @ torch.diag(torch.logspace(0, 1.7, size, dtype=F64)) @ Q.T

@@ -11,6 +11,7 @@ from recollect.attacks.base import Attack, Context
 from recollect.attacks.options import Exact, current
 from recollect.attacks.result import Reconstruction, ResumeSlot, Withheld
 from recollect.errors import OptionError, VictimError
+from recollect.system.allocation import freed_memory_kept
 from recollect.system.device import choose_device
 from recollect.system.progress import Progress, quiet
 from recollect.victim.victim import Victim
@@ -85,7 +86,8 @@ def reconstruct(
         )
     where = choose_device(device)
     context = Context(seed=seed, device=where, progress=progress, deadline=deadline, resume=resume)
-    found = attack.run(victim, n, context)
+    with freed_memory_kept():
+        found = attack.run(victim, n, context)
     if found.confidence is None or attack.calibrated(victim):
         return found
     everything = Withheld(tuple(range(len(found.inputs))), UNTESTED)

@@ -8,7 +8,8 @@ finished attack nothing can be judged.
 
 A setting that is not worth its time (`forecast.py`) is left out. The audit stops as soon as every
 point is called and has been found by another random start too. At least one null victim is attacked
-until the attack ends, if the budget allows. Nothing here sees the truth.
+until the attack ends, if the budget allows, and the others where there is an alarm that they could
+show to be false. Nothing here sees the truth.
 """
 
 from __future__ import annotations
@@ -296,10 +297,11 @@ class _Search:
             )
         patience = max(_NULL_MIN_SECONDS, _NULL_PATIENCE * best.seconds)
         for kind, null in NULLS.items():
-            if time.monotonic() > self._end:
-                return
             # Until one has run to its end nothing is known of false alarms.
             patient = not any(run.whole for run in self._nulls)
+            # Where nothing would count there is no alarm that others could show to be false.
+            if time.monotonic() > self._end or not (patient or bool(self._firm(best).any())):
+                return
             until = self._end if patient else min(self._end, time.monotonic() + patience)
             emptied = replace(setting, victim=null(setting.victim, setting.seed))
             attempt = attempt_at(emptied, self._device, self._progress, until)

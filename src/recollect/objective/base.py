@@ -18,7 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -208,11 +208,17 @@ class Target:
         return residual_squared + self.outside
 
 
-class GramObjective(ABC):
+S = TypeVar("S")
+"""What an objective computes at some points before all else."""
+
+
+class GramObjective(ABC, Generic[S]):
     """What the objectives that factor a Gram matrix have in common.
 
     They count unknowns and operations in the same way, and make the same choice between forming JᵀJ
-    and multiplying by it.
+    and multiplying by it. What was computed at the latest points is kept, because a step that was
+    tried is mostly the place of the next linearisation, and points that were found are asked for
+    their costs, gains and variances one after the other.
     """
 
     notes: tuple[str, ...] = ()
@@ -233,6 +239,23 @@ class GramObjective(ABC):
         self._thetas = [cast(theta, device, dtype) for theta in evidence.thetas]
         self._device, self._dtype = device, dtype
         self._refine = dtype == torch.float64
+        self._latest: tuple[Tensor, Tensor | None, S] | None = None
+
+    def _split(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None) -> S:
+        """What `_computed` returns, or has returned if these were the latest points."""
+        if self._latest is not None:
+            points, loading, known = self._latest
+            if _same(points, Z) and _same(loading, jitter):
+                return known
+        self._latest = None  # before more memory is asked for
+        known = self._computed(Z, jitter)
+        # A copy, because the caller may change its points in place.
+        self._latest = Z.detach().clone(), None if jitter is None else jitter.clone(), known
+        return known
+
+    @abstractmethod
+    def _computed(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None) -> S:
+        """Δ split into what the gradients at Z explain and the rest."""
 
     @property
     def r(self) -> int:
@@ -283,6 +306,13 @@ class GramObjective(ABC):
 
     def steps_dense(self, n: int, *, coupled: bool = False) -> bool:
         return self.sizes.steps_dense(n, self._device, coupled=coupled)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether all numbers are the same; false where one of them is NaN."""
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other.detach())
 
 
 def barred(geometry: Geometry, Z: Float[Tensor, "n r"]) -> Float[Tensor, "n r"]:

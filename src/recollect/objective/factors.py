@@ -45,6 +45,19 @@ class LayerFactors:
         AA = torch.einsum("...nta,...mta->...nm", self.A, other.A)[..., :, None, :, None]
         return torch.mul(AA, torch.einsum("...nctb,...mktb->...ncmk", self.B, other.B))
 
+    def add_gram(self, K: Float[Tensor, "*s n c n c"]) -> None:
+        """Add the inner products of these gradients with one another, on and below the diagonal.
+
+        The triangle is filled tile by tile, which spares two fifths of the operations.
+        """
+        n, c = self.B.shape[-4:-2]
+        tiles = _TILES if n * c > _TILED else 1
+        for k in range(tiles):
+            first, end = k * n // tiles, (k + 1) * n // tiles
+            rows = LayerFactors(self.A[..., first:end, :, :], self.B[..., first:end, :, :, :])
+            columns = LayerFactors(self.A[..., :end, :, :], self.B[..., :end, :, :, :])
+            K[..., first:end, :, :end, :] += rows.gram(columns)
+
     def own(self, F: int) -> Float[Tensor, "m f c f c"]:
         """The same for each point with itself, at its F parameters θ_e."""
         A, B = (part.reshape(F, -1, *part.shape[1:]) for part in (self.A, self.B))
@@ -67,6 +80,10 @@ class LayerFactors:
         if A.dim() == 2:
             return torch.addmm(V, D.T, A, alpha=-1)
         return torch.baddbmm(V.expand(*A.shape[:-2], *V.shape[-2:]), D.mT, A, alpha=-1)
+
+
+_TILES, _TILED = 8, 1000
+"""The number of tiles along the diagonal of a Gram matrix of more rows than the second number."""
 
 
 def mapped(A: Float[Tensor, "*s n t a"], V: Float[Tensor, "*v b a"]) -> Float[Tensor, "*s n t b"]:

@@ -25,7 +25,7 @@ class Gram:
         K = K.double()
         diagonal = K.diagonal(dim1=-2, dim2=-1)
         self._scale = torch.where(diagonal > 0, diagonal.rsqrt(), 1.0)[..., None]
-        K = self._scale * K * self._scale.mT
+        K = (self._scale * K).mul_(self._scale.mT)
         K.diagonal(dim1=-2, dim2=-1).add_((diagonal <= 0).to(K.dtype))
         if jitter is not None:
             K.diagonal(dim1=-2, dim2=-1).add_(jitter[..., None])

@@ -35,10 +35,6 @@ class Explained:
     C: Float[Tensor, "*s a c"]
     R: Float[Tensor, "*s c p"]
 
-    def orthogonal(self, V: Float[Tensor, "p v"]) -> Float[Tensor, "p v"]:
-        """P⊥V, the part of each column orthogonal to the rows of A."""
-        return torch.addmm(V, self.A.T, self.gram.solve(self.A @ V).to(V.dtype), alpha=-1)
-
     def whitened(self, V: Float[Tensor, "p v"]) -> Float[Tensor, "a v"]:
         """W with WᵀW = Vᵀ(I − P⊥)V, so that VᵀP⊥V = VᵀV − WᵀW."""
         return self.gram.whiten(self.A @ V).to(V.dtype)
@@ -49,7 +45,7 @@ class Explained:
         return torch.addmm(E, solved.T, self.A, alpha=-1)
 
 
-class LastLayerObjective(GramObjective):
+class LastLayerObjective(GramObjective[Explained]):
     """L(X) of ΔW_L, from five products per fit: the features, HHᵀ, HΔᵀ, αᵀH and αR.
 
     One backward pass through the features gives the gradient. A fit takes about 2np(2d + n + 3c)
@@ -105,7 +101,10 @@ class LastLayerObjective(GramObjective):
         self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None = None
     ) -> Explained:
         """ΔW_L split into what the rows at Z explain and the rest."""
-        return self._explain(self.rows(Z.detach()).flatten(0, 1), jitter)
+        return self._split(Z.detach(), jitter)
+
+    def _computed(self, Z: Float[Tensor, "n r"], jitter: Float[Tensor, ""] | None) -> Explained:
+        return self._explain(self.rows(Z).flatten(0, 1), jitter)
 
     def _explain(self, A: Tensor, jitter: Tensor | None) -> Explained:
         if self.rows.fixed is not None:
@@ -138,11 +137,14 @@ class LastLayerObjective(GramObjective):
         gradient: bool = True,
         jitter: Float[Tensor, "*s"] | None = None,
     ) -> Fit:
-        with torch.set_grad_enabled(gradient):
-            Z = Z.detach().requires_grad_(gradient)
-            T = self.rows(Z.flatten(0, -2))
-            T = T.reshape(len(T), *Z.shape[:-1], -1).movedim(0, -3)
-        explained = self._explain(T.detach().flatten(-3, -2), jitter)
+        if Z.dim() == 2 and not gradient:
+            explained = self.explain(Z, jitter)
+        else:
+            with torch.set_grad_enabled(gradient):
+                Z = Z.detach().requires_grad_(gradient)
+                T = self.rows(Z.flatten(0, -2))
+                T = T.reshape(len(T), *Z.shape[:-1], -1).movedim(0, -3)
+            explained = self._explain(T.detach().flatten(-3, -2), jitter)
         C, slope = self._owned(explained, Z.shape[-2]), None
         if gradient:
             # ∂⟨C, A(Z)Rᵀ⟩/∂T_k = C_k R.
@@ -169,8 +171,8 @@ class LastLayerObjective(GramObjective):
 
         def gains(Z: Tensor) -> Tensor:
             T = self.rows(Z)
-            free = explained.orthogonal(T.flatten(0, 1).T).T.reshape(T.shape)
-            M = torch.einsum("kmp,lmp->mkl", T, free)
+            W = explained.whitened(T.flatten(0, 1).T).reshape(-1, *T.shape[:2])
+            M = torch.einsum("kmp,lmp->mkl", T, T) - torch.einsum("akm,alm->mkl", W, W)
             return gain(M, torch.einsum("kmp,cp->mkc", T, explained.R))
 
         return gains

@@ -64,7 +64,16 @@ class ExplainedLayers:
         return torch.stack([norms.square().sum(-1) for norms in rows], dim=-1)
 
 
-class LayerwiseObjective(GramObjective):
+@dataclass(frozen=True)
+class Traced:
+    """Points, what passed through the layers at each θ_e, and what that explains."""
+
+    X: Float[Tensor, "n d"]
+    ends: list[tuple[Tensor, list[Tap]]]
+    explained: ExplainedLayers
+
+
+class LayerwiseObjective(GramObjective[Traced]):
     """L(X) of all chosen parameters; a layer costs 2n²a + 2(nc)²b operations and c backward passes.
 
     It needs memory for ncb numbers per layer, where G would need ncab. A layer with positions does
@@ -145,10 +154,12 @@ class LayerwiseObjective(GramObjective):
         gradient: bool = True,
         jitter: Float[Tensor, "*s"] | None = None,
     ) -> Fit:
-        shape = X.shape
-        X, traced = self._traced(X.flatten(0, -2))
-        explained = self._explain(traced, jitter, shape[:-2])
-        slope = None
+        shape, slope = X.shape, None
+        if gradient or len(shape) > 2:
+            X, traced = self._traced(X.flatten(0, -2))
+            explained = self._explain(traced, jitter, shape[:-2])
+        else:
+            explained = self.explain(X, jitter)
         if gradient:
             slope = self._slope(X, traced, explained.alpha, explained.R).view(shape)
         alpha = explained.alpha[..., : shape[-2], :].sum(-3)
@@ -158,7 +169,11 @@ class LayerwiseObjective(GramObjective):
         self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None = None
     ) -> ExplainedLayers:
         """Δ split into what the gradients at X explain and the rest."""
-        return self._explain(self._traced(X)[1], jitter)
+        return self._split(X, jitter).explained
+
+    def _computed(self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None) -> Traced:
+        X, traced = self._traced(X)
+        return Traced(X, traced, self._explain(traced, jitter))
 
     def remainder(
         self, X: Float[Tensor, "n d"], jitter: Float[Tensor, ""] | None = None
@@ -262,9 +277,8 @@ class LayerwiseObjective(GramObjective):
             ]
         layers = [stack(ends) for ends in zip(*points, strict=True)]
         F, mix, delta = len(traced), self._mix, self._delta
-        K = total(layer.gram(layer) for layer in layers)
-        rows, c = K.shape[-2:]
-        gram = Gram(self._mixed(K), jitter)
+        rows, c = layers[0].B.shape[-4:-2]
+        gram = Gram(self._kernel(layers), jitter)
 
         mixed = self._coefficients(layers, gram, delta)
         R = self._without(layers, mixed, delta)
@@ -275,21 +289,52 @@ class LayerwiseObjective(GramObjective):
         alpha = (mix.T @ mixed).reshape(shape)
         return ExplainedLayers(layers, gram, mixed.reshape(shape), alpha, R)
 
-    def _mixed(self, K: Float[Tensor, "*s fn c fn c"]) -> Float[Tensor, "*s fnc fnc"]:
-        """From the Gram matrix of the gradients at all θ_e to that of their mean and difference."""
-        rows, c = K.shape[-2:]
-        F, mix, sets = self.families, self._mix, K.shape[:-4]
-        if F == 1:
-            return K.reshape(*sets, rows * c, rows * c)
-        K = K.reshape(*sets, F, rows // F, c, F, rows // F, c)
-        K = torch.einsum("ef,...fakgbm,hg->...eakhbm", mix, K, mix)
+    def _kernel(self, layers: list[LayerFactors]) -> Float[Tensor, "*s fnc fnc"]:
+        """The Gram matrix of the mean and the differences of the gradients at all θ_e.
+
+        Only its lower triangle is meant to be read. The first layer receives the same A at every
+        θ_e, and the last layer has the identity for B. The mean and the differences of their
+        gradients are therefore outer products themselves, whose differences are taken before
+        anything is squared. Only the layers between are mixed entry by entry.
+        """
+        F, network = self.families, self._network
+        *sets, rows, c = layers[0].B.shape[:-2]
+        K = layers[0].B.new_zeros(*sets, rows, c, rows, c)
+        between = []
+        for layer, factors in zip(self.layers, layers, strict=True):
+            A, B = factors.A, factors.B
+            if layer == network.last and A.shape[-2] == 1:
+                A = self._differences(A, -3)[..., 0, :]
+                K.diagonal(dim1=-3, dim2=-1).add_((A @ A.mT)[..., None])
+            elif layer == network.first or F == 1:
+                LayerFactors(A, self._differences(B, -4)).add_gram(K)
+            else:
+                between.append(factors)
+        if between:
+            K += self._mixed(total(factors.gram(factors) for factors in between))
         K = K.reshape(*sets, rows * c, rows * c)
-        # Where nothing moved, or nothing bent, the difference of equal numbers is mere rounding.
-        # Such rows count as rows of zeros.
-        lengths = K.diagonal(dim1=-2, dim2=-1).reshape(*sets, F, -1)
-        there = (lengths > _ROUNDING * lengths[..., :1, :]).flatten(-2).to(K.dtype)
-        kept: Tensor = there[..., :, None] * K * there[..., None, :]
-        return kept
+        if F > 1:
+            # Where nothing moved, or nothing bent, the difference of equal numbers is mere
+            # rounding. Such rows count as rows of zeros.
+            lengths = K.diagonal(dim1=-2, dim2=-1).reshape(*sets, F, -1)
+            there = (lengths > _ROUNDING * lengths[..., :1, :]).flatten(-2).to(K.dtype)
+            K.mul_(there[..., :, None]).mul_(there[..., None, :])
+        return K
+
+    def _differences(self, parts: Tensor, points: int) -> Tensor:
+        """Mean and differences of factors; `points` is the dimension of all points at all θ_e."""
+        if self.families == 1:
+            return parts
+        sets = parts.shape[:points]
+        ends: Tensor = self._mix @ parts.reshape(*sets, self.families, -1)
+        return ends.view(parts.shape)
+
+    def _mixed(self, K: Float[Tensor, "*s fn c fn c"]) -> Float[Tensor, "*s fn c fn c"]:
+        """From the Gram matrix of the gradients at all θ_e to that of mean and differences."""
+        F, shape = self.families, K.shape
+        K = K.reshape(*shape[:-4], F, shape[-4] // F * shape[-3], F, -1)
+        K = torch.einsum("ef,...fagb,hg->...eahb", self._mix, K, self._mix)
+        return K.reshape(shape)
 
     def _coefficients(
         self, layers: list[LayerFactors], gram: Gram, V: list[Tensor]
@@ -382,7 +427,7 @@ class LayerwiseObjective(GramObjective):
             raise ValueError("only a lifted objective has signs to find")
         n = len(Z)
         fixed = [stack(ends) for ends in zip(*self._fixed, strict=True)]
-        K = self._mixed(total(layer.gram(layer) for layer in fixed))
+        K = self._kernel(fixed)
         # With a root of their Gram matrix instead of the rows themselves, all equations have the
         # same level of noise.
         values, vectors = torch.linalg.eigh(K.double())
@@ -414,8 +459,8 @@ class LayerwiseObjective(GramObjective):
     def linearise(
         self, Z: Float[Tensor, "n r"], geometry: Geometry, jitter: Float[Tensor, ""] | None = None
     ) -> tuple[Fit, Normal]:
-        Z, traced = self._traced(Z)
-        explained = self._explain(traced, jitter)
+        split = self._split(Z, jitter)
+        Z, traced, explained = split.X, split.ends, split.explained
         slope = self._slope(Z, traced, explained.alpha, explained.R, keep=True)
         alpha = explained.alpha[:, : len(Z)].sum(0)
         fit = Fit(self.loss(explained), self._target.length * alpha, slope)

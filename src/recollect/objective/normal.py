@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from recollect.geometry import Geometry
-from recollect.objective.conjugate_gradients import conjugate_gradients
+from recollect.objective.conjugate_gradients import Directions, conjugate_gradients
 from recollect.objective.factors import total
 from recollect.shapes import Float, Tensor
 from recollect.system.device import total_memory
@@ -109,7 +109,9 @@ class ImplicitNormal:
 
     A product takes 8npr operations, while forming the matrix takes 2p(nr)². Steps are found by
     conjugate gradients. The preconditioner is one number per point: the blocks of JᵀJ are close to
-    multiples of the identity, and forming them would cost more products than they save.
+    multiples of the identity, and forming them would cost more products than they save. Where a
+    step is refused, the directions along which it was found also give the step with more damping,
+    mostly without another product.
     """
 
     product: Callable[[Float[Tensor, "n r"]], Float[Tensor, "n r"]]
@@ -121,9 +123,21 @@ class ImplicitNormal:
     most: int = 200
     matrix: Callable[[], DenseNormal] | None = None
     """Forms JᵀJ, where it fits into memory. `variances` needs it once, and steps do not."""
+    _visited: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
+    """The directions of the first step, and their products with JᵀJ + λmI for its λ."""
+    _first: list[float] = field(default_factory=list, init=False)
+    """λm of the first step."""
 
     def step(self, damping: float) -> Float[Tensor, "n r"]:
-        return self._solve(-self.gradient, damping, self.tolerance)
+        b, loading = -self.gradient, damping * self.scales.mean()
+        if not self._first:
+            self._first.append(float(loading))
+            return self._solve(b, loading, self.tolerance, visited=self._visited)
+        if not self._visited or float(loading) < self._first[0]:
+            return self._solve(b, loading, self.tolerance)
+        P, AP = (torch.stack(parts).flatten(1) for parts in zip(*self._visited, strict=True))
+        start = Directions(P, AP).shifted(b, float(loading) - self._first[0])
+        return self._solve(b, loading, self.tolerance, start=start)
 
     def variances(self) -> Float[Tensor, " n"]:
         """The exact variances where JᵀJ can be formed; else Σ_a w_ia (N⁻¹w)_ia, averaged over
@@ -150,24 +164,31 @@ class ImplicitNormal:
         n, r = self.gradient.shape
         # One direction that nothing holds must not be lost among nr others.
         tolerance = min(_ROUGH, 1 / math.sqrt(n * r)) / 3
-        found = []
+        found, loading = [], _LOADING * self.scales.mean()
         for signs in random_signs(n, r).to(self.gradient):
             tangent = signs - (signs * self.barred).sum(1, keepdim=True) * self.barred
             w = among[:, None] * tangent
-            found.append((w * self._solve(w, _LOADING, tolerance)).sum(1))
+            found.append((w * self._solve(w, loading, tolerance)).sum(1))
         return torch.stack(found).mean(0).nan_to_num(torch.inf)
 
     def _solve(
-        self, b: Float[Tensor, "n r"], damping: float, tolerance: float
+        self,
+        b: Float[Tensor, "n r"],
+        loading: Float[Tensor, ""],
+        tolerance: float,
+        *,
+        start: tuple[Tensor, Tensor] | None = None,
+        visited: list[tuple[Tensor, Tensor]] | None = None,
     ) -> Float[Tensor, "n r"]:
-        """(JᵀJ + λmI)⁻¹ b by conjugate gradients."""
-        loading = damping * self.scales.mean()
+        """(JᵀJ + loading·I)⁻¹ b by conjugate gradients."""
         return conjugate_gradients(
             lambda v: self.product(v) + loading * v,
             b,
             tolerance=tolerance,
             most=self.most,
             inverse=1 / (self.scales + loading)[:, None],
+            start=start,
+            visited=visited,
         ).x
 
 

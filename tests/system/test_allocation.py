@@ -1,0 +1,60 @@
+"""Freed memory is kept inside the context, and given back at its end."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from recollect.system import allocation
+from recollect.system.allocation import freed_memory_kept
+
+
+class Library:
+    """A C library that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def mallopt(self, parameter: int, value: int) -> int:
+        self.calls.append((f"mallopt {parameter}", value))
+        return 1
+
+    def malloc_trim(self, pad: int) -> int:
+        self.calls.append(("trim", pad))
+        return 1
+
+
+def test_only_the_outermost_context_changes_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    monkeypatch.setattr(allocation, "_LIBRARY", library)
+    kept: list[tuple[str, int]] = []
+
+    def nested() -> None:
+        with freed_memory_kept():
+            kept.extend(library.calls)
+            with freed_memory_kept():
+                assert library.calls == kept
+            assert library.calls == kept
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        nested()
+    assert [value for _, value in kept] == [2**30, 2**30]
+    assert library.calls[len(kept) :] == [("mallopt -1", 2**25), ("mallopt -3", 2**25), ("trim", 0)]
+
+
+@pytest.mark.parametrize("error", [OSError, TypeError, None])
+def test_other_systems_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception] | None
+) -> None:
+    def library(name: object) -> object:
+        if error is not None:
+            raise error
+        return object()  # without the functions
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    monkeypatch.setattr(allocation, "_LIBRARY", allocation._glibc())
+    with freed_memory_kept():
+        assert float(torch.ones(3).sum()) == 3
