@@ -252,6 +252,12 @@ def test_where_nothing_could_be_a_false_alarm_one_null_victim_is_enough(
     prepared(lambda setting: found(0.3))
     monkeypatch.setattr("recollect.auditing.run.NULLS", three)
     assert [run.kind for run in run_audit(victim, N, budget=500.0, device="cpu").nulls] == ["a"]
+    # A point that is called in it says little alone.
+    called = [1.0] + [0.1] * (N - 1)
+    prepared(lambda setting: found(0.3 if setting.victim is victim else called))
+    monkeypatch.setattr("recollect.auditing.run.NULLS", three)
+    done = run_audit(victim, N, budget=500.0, device="cpu")
+    assert [run.called for run in done.nulls] == [1, 1, 1]
     # A single point that could count is an alarm.
     one = [1.0] + [0.1] * (N - 1)
     prepared(lambda setting: found(one if setting.victim is victim else 0.1))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from cases import F64, generator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recollect.objective import conjugate_gradients as file
 from recollect.objective.conjugate_gradients import Directions, conjugate_gradients
+from recollect.objective.normal import ImplicitNormal
 
 
 @given(
@@ -63,9 +66,10 @@ def test_the_directions_of_one_system_solve_another_with_more_on_its_diagonal(
     b = torch.randn(size, generator=generator(seed + 1), dtype=F64)
     visited: list[tuple[torch.Tensor, torch.Tensor]] = []
     conjugate_gradients(lambda v: A @ v, b, tolerance=0.0, most=steps, visited=visited)
-    P, AP = (torch.stack(part) for part in zip(*visited, strict=True))
-    shifted = A + shift * torch.eye(size, dtype=F64)
-    x, residual = Directions(P, AP).shifted(b, shift)
+    shifted, directions = A + shift * torch.eye(size, dtype=F64), Directions.of(visited)
+    assert directions is not None
+    P = directions.P
+    x, residual = directions.shifted(b, shift)
     torch.testing.assert_close(residual, b - shifted @ x, rtol=1e-7, atol=1e-9)
     # Nothing in the span of the directions is nearer in the norm of the matrix.
     assert float((P @ residual).abs().max()) < 1e-7 * float(P.norm() * b.norm())
@@ -83,3 +87,35 @@ def positive(size: int, seed: int) -> torch.Tensor:
     """A matrix with eigenvalues between 1 and 50, no two of them alike."""
     Q = torch.linalg.qr(torch.randn(size, size, generator=generator(seed), dtype=F64)).Q
     return Q @ torch.diag(torch.logspace(0, 1.7, size, dtype=F64)) @ Q.T
+
+
+def test_directions_are_noted_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "_ROOM", 3 * 8)
+    visited: list[tuple[torch.Tensor, torch.Tensor]] = []
+    A, b = positive(8, 0), torch.ones(8, dtype=F64)
+    assert Directions.of(visited) is None
+    found = conjugate_gradients(lambda v: A @ v, b, tolerance=1e-10, most=20, visited=visited)
+    assert (found.converged, len(visited)) == (True, 3)
+
+
+def test_a_step_that_is_damped_more_needs_few_products() -> None:
+    size, calls = 60, 0
+    A = positive(size, 0)
+
+    def product(v: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return (A @ v.reshape(-1)).view(v.shape)
+
+    g = torch.randn(size // 3, 3, generator=generator(1), dtype=F64)
+    normal = ImplicitNormal(product, torch.full((size // 3,), 10.0, dtype=F64), g, 0 * g, 1e-6)
+    spent = []
+    for damping in (0.01, 0.04, 0.16):
+        before = calls
+        step = normal.step(damping)
+        spent.append(calls - before)
+        N = A + 10 * damping * torch.eye(size, dtype=F64)
+        exact = torch.linalg.solve(N, -g.reshape(-1)).view(g.shape)
+        torch.testing.assert_close(step, exact, rtol=0, atol=1e-4 * float(exact.norm()))
+    assert spent[0] > 15
+    assert max(spent[1:]) <= 2

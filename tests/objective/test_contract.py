@@ -554,8 +554,10 @@ def test_what_is_kept_of_the_latest_points_is_used_for_them_alone(
     alike(objective, moving, jitter)
     objective.fit(other, gradient=False, jitter=jitter)
     alike(objective, Z, jitter)
+    # In place: what was computed belongs to the points that were.
     objective.fit(moving, gradient=False)
-    moving.copy_(other)  # in place: what was computed belongs to the points that were
+    moving.copy_(other)
+    alike(objective, Z, None)
     alike(objective, moving, None)
 
 

@@ -10,14 +10,19 @@ import torch
 from recollect.system import allocation
 from recollect.system.allocation import freed_memory_kept
 
+TRIM, MMAP = "mallopt -1", "mallopt -3"
+
 
 class Library:
-    """A C library that notes what it is asked for."""
+    """A C library that notes what it is asked for, and refuses larger thresholds for mmap."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 2**40) -> None:
         self.calls: list[tuple[str, int]] = []
+        self.most = most
 
     def mallopt(self, parameter: int, value: int) -> int:
+        if f"mallopt {parameter}" == MMAP and value > self.most:
+            return 0
         self.calls.append((f"mallopt {parameter}", value))
         return 1
 
@@ -41,8 +46,25 @@ def test_only_the_outermost_context_changes_the_setting(monkeypatch: pytest.Monk
 
     with pytest.raises(ValueError, match="inside"):
         nested()
-    assert [value for _, value in kept] == [2**30, 2**30]
-    assert library.calls[len(kept) :] == [("mallopt -1", 2**25), ("mallopt -3", 2**25), ("trim", 0)]
+    assert kept == [(MMAP, 2**30), (TRIM, 2**30)]
+    assert library.calls[len(kept) :] == [(MMAP, 2**25), (TRIM, 2**25), ("trim", 0)]
+
+
+@pytest.mark.parametrize(
+    ("most", "calls"),
+    [
+        (2**25, [(MMAP, 2**25), (TRIM, 2**30), (MMAP, 2**25), (TRIM, 2**25), ("trim", 0)]),
+        (0, [("trim", 0)]),
+    ],
+)
+def test_a_library_that_takes_less_gets_less(
+    monkeypatch: pytest.MonkeyPatch, most: int, calls: list[tuple[str, int]]
+) -> None:
+    library = Library(most)
+    monkeypatch.setattr(allocation, "_LIBRARY", library)
+    with freed_memory_kept():
+        pass
+    assert library.calls == calls
 
 
 @pytest.mark.parametrize("error", [OSError, TypeError, None])

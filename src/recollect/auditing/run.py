@@ -8,8 +8,8 @@ finished attack nothing can be judged.
 
 A setting that is not worth its time (`forecast.py`) is left out. The audit stops as soon as every
 point is called and has been found by another random start too. At least one null victim is attacked
-until the attack ends, if the budget allows, and the others where there is an alarm that they could
-show to be false. Nothing here sees the truth.
+until the attack ends, if the budget allows, and the others where a point was called or could be.
+Nothing here sees the truth.
 """
 
 from __future__ import annotations
@@ -299,8 +299,10 @@ class _Search:
         for kind, null in NULLS.items():
             # Until one has run to its end nothing is known of false alarms.
             patient = not any(run.whole for run in self._nulls)
-            # Where nothing would count there is no alarm that others could show to be false.
-            if time.monotonic() > self._end or not (patient or bool(self._firm(best).any())):
+            # Where nothing would count there is no alarm that others could show to be false, but a
+            # single call in a null victim says little without the others.
+            alarm = bool(self._firm(best).any()) or any(run.called for run in self._nulls)
+            if time.monotonic() > self._end or not (patient or alarm):
                 return
             until = self._end if patient else min(self._end, time.monotonic() + patience)
             emptied = replace(setting, victim=null(setting.victim, setting.seed))

@@ -57,7 +57,8 @@ class Objective(Protocol):
 
     @property
     def capturable(self) -> bool:
-        """Whether a fit never waits for the device, so that it can become part of a CUDA graph."""
+        """Whether a fit with its gradient never waits for the device, so that it can become part
+        of a CUDA graph."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -162,12 +163,20 @@ def cost(
     return rise
 
 
-def gain(M: Float[Tensor, "m b b"], B: Float[Tensor, "m b c"]) -> Float[Tensor, " m"]:
-    """tr(BᵀM⁻¹B), B = T Rᵀ, M = T P⊥ Tᵀ: by how much ‖R‖² falls when a point adds its rows T."""
-    # Rows that lie in the span already gain nothing; the loading prevents 0/0.
-    M = M + torch.diag_embed(1e-10 * M.diagonal(dim1=1, dim2=2) + 1e-300)
-    fall: Tensor = (B * torch.linalg.solve(M, B)).sum((1, 2))
+def gain(
+    M: Float[Tensor, "m b b"], B: Float[Tensor, "m b c"], own: Float[Tensor, "m b"]
+) -> Float[Tensor, " m"]:
+    """tr(BᵀM⁻¹B), B = T Rᵀ, M = T P⊥ Tᵀ: by how much ‖R‖² falls when a point adds its rows T.
+
+    `own` holds the squares of the rows of T.
+    """
+    # Rows that lie in the span already gain nothing; of them M is the rounding error of `own`.
+    loading = 1e-10 * M.diagonal(dim1=1, dim2=2) + _ROUNDING * own + 1e-300
+    fall: Tensor = (B * torch.linalg.solve(M + torch.diag_embed(loading), B)).sum((1, 2))
     return fall
+
+
+_ROUNDING = 1e-14
 
 
 class Target:
@@ -248,9 +257,10 @@ class GramObjective(ABC, Generic[S]):
             if _same(points, Z) and _same(loading, jitter):
                 return known
         self._latest = None  # before more memory is asked for
+        # Copies, because the caller may change its points in place.
+        Z, jitter = Z.detach().clone(), None if jitter is None else jitter.clone()
         known = self._computed(Z, jitter)
-        # A copy, because the caller may change its points in place.
-        self._latest = Z.detach().clone(), None if jitter is None else jitter.clone(), known
+        self._latest = Z, jitter, known
         return known
 
     @abstractmethod

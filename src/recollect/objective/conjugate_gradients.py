@@ -26,6 +26,14 @@ class Directions:
     P: Float[Tensor, "k b"]
     AP: Float[Tensor, "k b"]
 
+    @classmethod
+    def of(cls, visited: list[tuple[Tensor, Tensor]]) -> Directions | None:
+        """What `conjugate_gradients` has noted; None if that is nothing."""
+        if not visited:
+            return None
+        P, AP = (torch.stack(parts).flatten(1) for parts in zip(*visited, strict=True))
+        return cls(P, AP)
+
     def shifted(
         self, b: Float[Tensor, "*b"], shift: float
     ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
@@ -34,17 +42,20 @@ class Directions:
         x = Pᵀy with P(A + σI)Pᵀy = Pb (Galerkin). The larger σ is, the better conditioned the
         system, and the fewer directions it needs. Where they are not independent x is zero.
         """
-        P, images = self.P, self.AP + shift * self.P
-        M = P @ images.T
+        P, AP = self.P, self.AP
+        M = P @ AP.T + shift * (P @ P.T)
         size = M.diagonal().clamp_min(torch.finfo(M.dtype).tiny).rsqrt()
         scaled = size[:, None] * M * size
         scaled.diagonal().add_(_LOADING)
         factor, info = torch.linalg.cholesky_ex(scaled)
         y = size * torch.cholesky_solve((size * (P @ b.reshape(-1)))[:, None], factor)[:, 0]
         y = torch.where((info == 0) & torch.isfinite(y).all(), y, 0.0)
-        return (y @ P).view(b.shape), b - (y @ images).view(b.shape)
+        x = (y @ P).view(b.shape)
+        return x, b - (y @ AP).view(b.shape) - shift * x
 
 
+_ROOM = 2**22
+"""Numbers that the directions may have together: 32 MB in float64, and as much for the products."""
 _LOADING = 1e-12
 """Relative to the diagonal. What it changes is part of the residual that is returned."""
 
@@ -74,7 +85,7 @@ def conjugate_gradients(
     start
         Where to begin, and b − Ax there. The iteration begins at zero if this is left out.
     visited
-        A list to which each direction p is added, together with Ap.
+        A list to which each direction p is added, together with Ap, while there is room.
     """
     x, residual = start if start is not None else (b.new_zeros(b.shape), b)
     conditioned = inverse * residual
@@ -87,7 +98,7 @@ def conjugate_gradients(
         curvature = (direction * image).sum()
         if not float(curvature) > 0:  # also for NaN
             return Solution(torch.where(curvature.isnan(), torch.nan, x), iteration, False)
-        if visited is not None:
+        if visited is not None and (len(visited) + 1) * b.numel() <= _ROOM:
             visited.append((direction, image))
         length = agreement / curvature
         x, residual = x + length * direction, residual - length * image

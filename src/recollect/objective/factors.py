@@ -48,15 +48,16 @@ class LayerFactors:
     def add_gram(self, K: Float[Tensor, "*s n c n c"]) -> None:
         """Add the inner products of these gradients with one another, on and below the diagonal.
 
-        The triangle is filled tile by tile, which spares two fifths of the operations.
+        The triangle is filled tile by tile, which spares two fifths of the operations. With several
+        positions the gradients are formed, and there is one tile so that this is done once.
         """
-        n, c = self.B.shape[-4:-2]
-        tiles = _TILES if n * c > _TILED else 1
+        n, c, positions = self.B.shape[-4:-1]
+        tiles = _TILES if n * c > _TILED and positions == 1 else 1
         for k in range(tiles):
             first, end = k * n // tiles, (k + 1) * n // tiles
-            rows = LayerFactors(self.A[..., first:end, :, :], self.B[..., first:end, :, :, :])
             columns = LayerFactors(self.A[..., :end, :, :], self.B[..., :end, :, :, :])
-            K[..., first:end, :, :end, :] += rows.gram(columns)
+            rows = LayerFactors(self.A[..., first:end, :, :], self.B[..., first:end, :, :, :])
+            K[..., first:end, :, :end, :] += (columns if tiles == 1 else rows).gram(columns)
 
     def own(self, F: int) -> Float[Tensor, "m f c f c"]:
         """The same for each point with itself, at its F parameters θ_e."""

@@ -172,8 +172,10 @@ class LastLayerObjective(GramObjective[Explained]):
         def gains(Z: Tensor) -> Tensor:
             T = self.rows(Z)
             W = explained.whitened(T.flatten(0, 1).T).reshape(-1, *T.shape[:2])
-            M = torch.einsum("kmp,lmp->mkl", T, T) - torch.einsum("akm,alm->mkl", W, W)
-            return gain(M, torch.einsum("kmp,cp->mkc", T, explained.R))
+            K = torch.einsum("kmp,lmp->mkl", T, T)
+            M = K - torch.einsum("akm,alm->mkl", W, W)
+            B = torch.einsum("kmp,cp->mkc", T, explained.R)
+            return gain(M, B, K.diagonal(dim1=1, dim2=2))
 
         return gains
 

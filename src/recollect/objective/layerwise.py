@@ -230,7 +230,7 @@ class LayerwiseObjective(GramObjective[Traced]):
             V = old.gram.whiten(shared.reshape(m * K.shape[1], -1).T).T.reshape(m, K.shape[1], -1)
             b = total(layer.along(R) for layer, R in zip(layers, old.R, strict=True))
             b = torch.einsum("ef,fmk->mek", mix, b.reshape(F, m, -1)).flatten(1)
-            return gain(K - V @ V.transpose(1, 2), b[:, :, None])
+            return gain(K - V @ V.transpose(1, 2), b[:, :, None], K.diagonal(dim1=1, dim2=2))
 
         return gains
 

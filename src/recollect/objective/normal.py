@@ -123,20 +123,20 @@ class ImplicitNormal:
     most: int = 200
     matrix: Callable[[], DenseNormal] | None = None
     """Forms JᵀJ, where it fits into memory. `variances` needs it once, and steps do not."""
-    _visited: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
-    """The directions of the first step, and their products with JᵀJ + λmI for its λ."""
-    _first: list[float] = field(default_factory=list, init=False)
-    """λm of the first step."""
+    _first: list[tuple[float, Directions | None]] = field(default_factory=list, init=False)
+    """λm of the first step, and the directions it went along with their products."""
 
     def step(self, damping: float) -> Float[Tensor, "n r"]:
         b, loading = -self.gradient, damping * self.scales.mean()
         if not self._first:
-            self._first.append(float(loading))
-            return self._solve(b, loading, self.tolerance, visited=self._visited)
-        if not self._visited or float(loading) < self._first[0]:
+            visited: list[tuple[Tensor, Tensor]] = []
+            found = self._solve(b, loading, self.tolerance, visited=visited)
+            self._first.append((float(loading), Directions.of(visited)))
+            return found
+        first, directions = self._first[0]
+        if directions is None or float(loading) < first:
             return self._solve(b, loading, self.tolerance)
-        P, AP = (torch.stack(parts).flatten(1) for parts in zip(*self._visited, strict=True))
-        start = Directions(P, AP).shifted(b, float(loading) - self._first[0])
+        start = directions.shifted(b, float(loading) - first)
         return self._solve(b, loading, self.tolerance, start=start)
 
     def variances(self) -> Float[Tensor, " n"]:

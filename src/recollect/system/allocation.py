@@ -46,9 +46,12 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def _set(size: int) -> None:
-    if _LIBRARY is not None:
+    if _LIBRARY is None:
+        return
+    # Older versions take no more than 32 MB. The second setting alone would do harm: it ends the
+    # adjustment of the first, which would stay at 128 KB.
+    if _LIBRARY.mallopt(_MMAP_THRESHOLD, size) or _LIBRARY.mallopt(_MMAP_THRESHOLD, _USUAL):
         _LIBRARY.mallopt(_TRIM_THRESHOLD, size)
-        _LIBRARY.mallopt(_MMAP_THRESHOLD, size)
 
 
 def _give_back() -> None:
