@@ -302,6 +302,32 @@ def test_an_interrupt_before_the_first_attack_leaves_a_report(
     assert facts["verdict"] == "interrupted"
 
 
+@pytest.mark.parametrize("where", ["call.history", "run.inspect", "trying.reconstruct"])
+def test_an_interrupt_before_anything_was_found_keeps_an_earlier_audit(
+    where: str,
+    tmp_path: Path,
+    files: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    command = ["audit", *files, "--out", str(out), *FEW]
+    assert main(command) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert set(before) == set(OUTPUTS)
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"recollect.auditing.{where}", interrupted)
+    capsys.readouterr()
+    assert main([*command, "--json"]) == 130
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    said = capsys.readouterr()
+    assert "keeps the earlier audit" in said.err
+    assert json.loads(said.out)["verdict"] == "interrupted"
+
+
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(
     ("where", "name"),

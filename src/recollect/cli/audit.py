@@ -112,7 +112,14 @@ def audit(
         )
     with postponed():  # a signal waits until the report of what was found is written
         facts = done.facts()
-        _write(out, facts, done)
+        # An earlier audit says more than that this one was interrupted before it found anything.
+        kept = done.interrupted and done.reconstruction is None and (out / "audit.json").exists()
+        if not kept:
+            _write(out, facts, done)
+    if kept:
+        terminal.say(f"Nothing was found until then: {out} keeps the earlier audit.")
+        terminal.answer({**facts, "out": str(out)})
+        raise KeyboardInterrupt("interrupted before anything was found")
     if error is not None:
         terminal.answer({**facts, "out": str(out)})
         raise error
