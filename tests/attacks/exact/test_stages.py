@@ -24,6 +24,7 @@ from recollect import (
     Status,
     Subspace,
     Victim,
+    load,
     reconstruct,
 )
 from recollect.attacks.base import Context
@@ -884,3 +885,27 @@ def test_an_exchange_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
         assert stages.outcome.loss == 0.5
         torch.testing.assert_close(stages.Z, ended[2].Z)
         assert stages.stages[-1].name == "6 respawns"
+
+
+@pytest.mark.parametrize("seed", [0, 3, 5, 7, 11])
+def test_a_subspace_is_not_turned_far_away_to_explain_what_it_does_not_hold(seed: int) -> None:
+    """Half of the weights are zero after a change of rank one: ΔW_1 keeps a small gap, and a single
+    point in a subspace that turns freely explains most of ΔW_2, often from very far away."""
+    drawn = generator(seed)
+    scales = {"0.weight": (40, 10), "0.bias": (40,), "2.weight": (1, 40), "2.bias": (1,)}
+    before = {
+        name: (0.2 if name < "2" else 0.1) * torch.randn(shape, generator=drawn, dtype=F64)
+        for name, shape in scales.items()
+    }
+    x, D = (torch.randn(size, generator=drawn, dtype=F64) for size in (10, 40))
+    h = torch.relu(before["0.weight"] @ x + before["0.bias"])
+    change = {"0.weight": 0.005 * torch.outer(D, x), "0.bias": 0.05 * D, "2.weight": 0.1 * h[None]}
+    after = {
+        name: torch.where(value.abs() > value.abs().median(), value, 0.0)
+        for name, value in ((name, before[name] + change.get(name, 0.1)) for name in before)
+    }
+    victim = load(before, after, activation="relu")
+    found = reconstruct(victim, 1, Exact(space=Subspace(rank=1)), device=CPU)
+    assert found.confidence is not None
+    assert float(found.confidence.max()) < 0.5
+    assert float(found.inputs.norm()) < 10

@@ -178,6 +178,7 @@ class LastLayerStages(Stages[LastLayerObjective]):
 
         Rounding tilts Û by about 1/gap. Where points are further off than that for other reasons, a
         subspace that may turn only serves to explain those: it ends far from Û, and from the data.
+        What it found is dropped then.
         """
         problem, objective, before = self.problem, self.objective, self.outcome
         found, n, r, d = problem.spectrum, len(self.Z), problem.r, problem.whole.d
@@ -214,6 +215,10 @@ class LastLayerStages(Stages[LastLayerObjective]):
         if not outcome.loss < before.loss:
             return
         U = torch.linalg.svd(outcome.Z, full_matrices=False).Vh[:r].T
+        assert problem.U is not None  # it was found from the spectrum
+        cosines = torch.linalg.svdvals(U.cpu().T @ problem.U.to(U).cpu())
+        if not float(cosines.min()) > self.tuning.tilted:
+            return
         self.problem = problem.within(U.cpu())
         self._keep(
             self._objective(objective.endpoints, objective.lifted),

@@ -60,6 +60,9 @@ class Tuning:
     most."""
     clear_gap: float = 1e6
     """A gap in the spectrum of ΔW_1 above which Û is as accurate as float64 makes it."""
+    tilted: float = 0.87
+    """Smallest cosine between Û and the subspace it was turned into, 30 degrees. Rounding tilts it
+    far less."""
     # All layers.
     rungs_falling: tuple[float, ...] = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.02)
     """Widths τ of the gates, from a random start."""
