@@ -102,7 +102,7 @@ def measure(steps: int) -> None:
 
 
 def answer() -> None:
-    """Time the attack on each victim whose number comes in, with the version first on the path."""
+    """Read numbers of victims from standard input; attack each, and print its seconds and ρ."""
     import exact
 
     exact.DEVICE = torch.device("cpu")

@@ -7,8 +7,9 @@ The blocks are read from the pages and run in their order in an empty folder, wh
 reader is said to have: two checkpoints, a model, the plans. Slow commands are left out (`SLOW`) and
 named at the end, with the checks that stand for them. `SAYS` lists sentences with what makes them
 true, over several seeds; a sentence that is no longer on its page is an error, so that page and
-check change together. It takes about a quarter of an hour on two cores. `make test`
-does not run it: tests/test_promises.py checks only that blocks and sentences are found.
+check change together. It takes half an hour or more on two cores. It is not part
+of `make test`, where tests/test_promises.py only checks that the blocks and the sentences are still
+on their pages.
 """
 
 from __future__ import annotations
