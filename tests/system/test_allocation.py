@@ -14,7 +14,7 @@ TRIM, MMAP = "mallopt -1", "mallopt -3"
 
 
 class Library:
-    """A stand-in for the C library: it records its calls, and refuses mmap thresholds over `most`."""
+    """A stand-in for the C library: it records its calls and refuses larger mmap thresholds."""
 
     def __init__(self, most: int = 2**40) -> None:
         self.calls: list[tuple[str, int]] = []
