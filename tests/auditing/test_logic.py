@@ -367,6 +367,43 @@ def test_points_are_the_same_up_to_sign_where_signs_are_open(
         assert run_audit(easy()[0], N, budget=20.0, device="cpu").verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("null_loss", "same", "fits", "verdict"),
+    [
+        (0.9, True, True, Verdict.PARTLY),
+        (0.9, False, True, Verdict.NOT_FOUND),  # each start ends somewhere else
+        (0.3, True, True, Verdict.NOT_FOUND),  # null victims are explained nearly as well
+        (None, True, True, Verdict.NOT_FOUND),  # no null victim was attacked
+        (0.9, True, False, Verdict.UNKNOWN),  # the files speak against the method
+    ],
+)
+def test_points_that_another_start_reproduces_are_recognisable_without_confidence(
+    null_loss: float | None,
+    same: bool,
+    fits: bool,
+    verdict: Verdict,
+    prepared: Callable[..., Prepared],
+) -> None:
+    victim = easy()[0]
+
+    def answer(setting: Setting) -> Reconstruction:
+        real = setting.victim is victim
+        loss = 0.2 if real else null_loss or 0.0
+        return found(0.0, loss=loss, points=0 if same else setting.seed)
+
+    attack = prepared(answer, nulls=null_loss is not None)
+    misfit = Finding(Severity.LIMITS, "", "", "", code="adam", reason="misfit")
+    past = History(0.0, () if fits else (misfit,))
+    done = run_audit(victim, N, budget=20.0, past=past, device="cpu")
+    assert done.verdict is verdict
+    assert done.best is not None
+    level = "recognisable" if verdict is Verdict.PARTLY else "none"
+    assert done.best.levels == (level,) * N
+    assert done.called is not None
+    assert not done.called.any()
+    assert any(one.victim is not victim for one in attack.asked) == (null_loss is not None)
+
+
 def test_points_have_levels() -> None:
     sure = [CALLED, RECOGNISABLE, 0.1, 1.0, 1.0, RECOGNISABLE]
     withheld = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recollect.attacks.options import Exact
 from recollect.attacks.projection import UNFINISHED
 from recollect.attacks.result import Reconstruction
-from recollect.auditing.verdict import Reason, Verdict, called, recognisable
+from recollect.auditing.verdict import Level, Reason, Verdict, called, levels, recognisable
 from recollect.examine.history import History
 from recollect.examine.inspection import Inspection
 from recollect.shapes import Bool, Tensor
@@ -43,6 +43,8 @@ class Attempt:
     hindrance: Reason | None = None
     """What kept the setting from being tried, or from being tried to its end, where that is time,
     counting or a layer."""
+    reproduced: Bool[Tensor, " n"] | None = None
+    """Points that count as recognisable whatever their confidence (`auditing/confirm.py`)."""
 
     @property
     def whole(self) -> bool:
@@ -60,10 +62,26 @@ class Attempt:
         return 0 if found is None or found.confidence is None else int(called(found).sum())
 
     @property
+    def recognisable(self) -> Bool[Tensor, " n"] | None:
+        """Which points are at least recognisable."""
+        found = self.found
+        if found is None or found.confidence is None:
+            return None
+        return recognisable(found, self.reproduced)
+
+    @property
     def likely(self) -> int:
         """How many points are at least recognisable."""
+        near = self.recognisable
+        return 0 if near is None else int(near.sum())
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The level of each point."""
         found = self.found
-        return 0 if found is None or found.confidence is None else int(recognisable(found).sum())
+        if found is None or found.confidence is None:
+            return ()
+        return levels(found, self.reproduced)
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,8 @@ class NullRun:
     seconds: float
     whole: bool
     """Whether the attack ended by itself, and not at its time limit. Only then does it count."""
+    loss: float = 1.0
+    """The share of the null victim's change that the attack leaves unexplained."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +125,7 @@ class Outcome:
     @property
     def recognisable(self) -> Bool[Tensor, " n"] | None:
         """Which points of the best attempt are at least recognisable."""
-        found = None if self.best is None else self.best.found
-        return None if found is None or found.confidence is None else recognisable(found)
+        return None if self.best is None else self.best.recognisable
 
     @property
     def up_to_sign(self) -> bool:

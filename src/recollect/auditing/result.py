@@ -8,7 +8,7 @@ from typing import Any
 
 from recollect.attacks.result import Reconstruction
 from recollect.auditing.attempt import Attempt, NullRun, Outcome
-from recollect.auditing.verdict import ANSWERS, CUT_SHORT, WHY, Reason, Verdict, levels
+from recollect.auditing.verdict import ANSWERS, CUT_SHORT, WHY, Level, Reason, Verdict
 from recollect.examine.findings import Finding
 from recollect.records import Record, finite, record_of, versions
 from recollect.shapes import Bool, Float, Tensor
@@ -71,6 +71,11 @@ class Audit:
     def called(self) -> Bool[Tensor, " n"] | None:
         """Which of the points found are called recovered."""
         return None if self.outcome is None else self.outcome.called
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The level of each point found."""
+        return () if self.best is None else self.best.levels
 
     @property
     def seconds(self) -> float:
@@ -168,7 +173,7 @@ class Audit:
                 "confirmed": None if seen is None else bool(seen[i]),
             }
             for i, (sure, level) in enumerate(
-                zip(found.confidence.tolist(), levels(found), strict=True)
+                zip(found.confidence.tolist(), self.levels, strict=True)
             )
         ]
 

@@ -8,7 +8,7 @@ finished attack nothing can be judged.
 
 A setting that is not worth its time (`forecast.py`) is left out. The audit stops as soon as every
 point is called and has been found by another random start too. At least one null victim is attacked
-until the attack ends, if the budget allows, and the others where a point was called or could be.
+until the attack ends, if the budget allows, and the others as long as a point could count.
 Nothing here sees the truth.
 """
 
@@ -24,7 +24,13 @@ from recollect.attacks.options import Subspace
 from recollect.attacks.reconstruct import UNTESTED
 from recollect.auditing.attempt import Attempt, NullRun, Outcome, Setting
 from recollect.auditing.conclusion import conclude
-from recollect.auditing.confirm import confirmed, independent, marked
+from recollect.auditing.confirm import (
+    confirmed,
+    explains_far_more,
+    independent,
+    marked,
+    reproduced,
+)
 from recollect.auditing.forecast import first_attack, forecast
 from recollect.auditing.nulls import NULLS
 from recollect.auditing.ranking import most_explaining
@@ -132,7 +138,12 @@ class _Search:
         best, attempts, seen = self._best(), list(self._attempts), None
         if best is not None and best.found is not None and best.found.confidence is not None:
             seen = self._confirmed(best)
-            held = replace(best, found=marked(best.found, seen))
+            fits = hindrance(self._past) is None
+            held = replace(
+                best,
+                found=marked(best.found, seen),
+                reproduced=reproduced(best, seen, self._nulls) if fits else None,
+            )
             attempts[attempts.index(best)] = held
             best = held
         verdict, reason = conclude(
@@ -179,6 +190,10 @@ class _Search:
 
     def _confirmed(self, best: Attempt) -> Bool[Tensor, " n"]:
         return confirmed(best, self._attempts)
+
+    def _found_again(self, best: Attempt) -> bool:
+        """Whether points could count because another random start has found them too."""
+        return hindrance(self._past) is None and bool(self._confirmed(best).any())
 
     def _attack(self, looked: Inspection) -> None:
         machine = Machine.measured(self._device)
@@ -302,6 +317,7 @@ class _Search:
             # Where nothing would count there is no alarm that others could show to be false, but a
             # single call in a null victim says little without the others.
             alarm = bool(self._firm(best).any()) or any(run.called for run in self._nulls)
+            alarm = alarm or (explains_far_more(best, self._nulls) and self._found_again(best))
             if time.monotonic() > self._end or not (patient or alarm):
                 return
             until = self._end if patient else min(self._end, time.monotonic() + patience)
@@ -310,7 +326,8 @@ class _Search:
             self._end_if_interrupted(attempt)
             if attempt.found is not None and attempt.found.confidence is not None:
                 points, called, likely = len(attempt.found.inputs), attempt.called, attempt.likely
-                run = NullRun(kind, points, called, likely, attempt.seconds, attempt.whole)
+                loss, whole = attempt.found.loss, attempt.whole
+                run = NullRun(kind, points, called, likely, attempt.seconds, whole, loss)
                 self._nulls.append(run)
 
     def _end_if_interrupted(self, attempt: Attempt) -> None:

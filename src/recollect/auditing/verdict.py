@@ -10,7 +10,8 @@
 A point has one of three levels, by its confidence (`attacks/exact/confidence.py`):
 
     recovered      from `CALLED` on: it should lie within a tenth of a training input
-    recognisable   from `RECOGNISABLE` on: it should lie within a quarter of a training input
+    recognisable   from `RECOGNISABLE` on, or where it is reproduced (`auditing/confirm.py`): it
+                   should lie within a quarter of a training input
     none           below that
 
 A point that is withheld is at most recognisable. Points of an attack that was cut off, points that
@@ -103,9 +104,11 @@ CUT_SHORT = "The audit was interrupted before its end: this is what it had found
 """Said beside the verdict of an audit that was interrupted after it had found something."""
 
 
-def levels(found: Reconstruction) -> tuple[Level, ...]:
+def levels(
+    found: Reconstruction, reproduced: Bool[Tensor, " n"] | None = None
+) -> tuple[Level, ...]:
     """The level of each point."""
-    firm, near = called(found).tolist(), recognisable(found).tolist()
+    firm, near = called(found).tolist(), recognisable(found, reproduced).tolist()
     return tuple(
         "recovered" if sure else "recognisable" if close else "none"
         for sure, close in zip(firm, near, strict=True)
@@ -114,26 +117,30 @@ def levels(found: Reconstruction) -> tuple[Level, ...]:
 
 def called(found: Reconstruction) -> Bool[Tensor, " n"]:
     """Points that lie within a tenth of a training point, as far as the weights can tell."""
-    return _from(found, CALLED, lambda withheld: True)
+    assert found.confidence is not None
+    return (found.confidence.cpu() >= CALLED) & _allowed(found, lambda withheld: True)
 
 
-def recognisable(found: Reconstruction) -> Bool[Tensor, " n"]:
+def recognisable(
+    found: Reconstruction, reproduced: Bool[Tensor, " n"] | None = None
+) -> Bool[Tensor, " n"]:
     """Points that lie within a quarter of a training point, as far as the weights can tell.
 
     Those that are called are among them.
     """
-    return _from(found, RECOGNISABLE, lambda withheld: withheld.why in (UNCONFIRMED, SPARSE))
-
-
-def _from(
-    found: Reconstruction, level: float, bars: Callable[[Withheld], bool]
-) -> Bool[Tensor, " n"]:
     assert found.confidence is not None
-    allowed = torch.full((len(found.confidence),), found.status not in UNFINISHED)
+    near = found.confidence.cpu() >= RECOGNISABLE
+    near = near if reproduced is None else near | reproduced
+    return near & _allowed(found, lambda withheld: withheld.why in (UNCONFIRMED, SPARSE))
+
+
+def _allowed(found: Reconstruction, bars: Callable[[Withheld], bool]) -> Bool[Tensor, " n"]:
+    """Points that no reason for which `bars` is true keeps from counting."""
+    allowed = torch.full((len(found.inputs),), found.status not in UNFINISHED)
     for withheld in found.withheld:
         if bars(withheld):
             allowed[list(withheld.points)] = False
-    return (found.confidence.cpu() >= level) & allowed
+    return allowed
 
 
 def caveats(victim: Victim) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recollect.auditing.result import Audit
-from recollect.auditing.verdict import CALLED, RECOGNISABLE, Level, Verdict, levels
+from recollect.auditing.verdict import CALLED, RECOGNISABLE, Level, Verdict
 from recollect.examine.findings import Severity
 from recollect.records import versions
 from recollect.report.figures import confidence_plot, error_plot, loss_trace, spectrum_plot
@@ -75,7 +75,6 @@ def render_audit(done: Audit) -> str:
     """The page of an audit, including one that was stopped by a finding."""
     calls, verdict, findings, score = done.called, done.verdict, done.findings, done.score
     record, found = done.record(), done.reconstruction
-    known = () if found is None or found.confidence is None else levels(found)
     pairs = [] if record is None else image_pairs(record, done.truth, score, SHOWN)
     sections: dict[str, Any] = {
         "verdict": verdict.value,
@@ -99,7 +98,7 @@ def render_audit(done: Audit) -> str:
                 "number": pair.number,
                 "error": pair.error,
                 "confidence": pair.confidence,
-                "mark": _mark(pair, known),
+                "mark": _mark(pair, done.levels),
                 "true": None if pair.true is None else data_uri(pair.true),
                 "recovered": None if pair.recovered is None else data_uri(pair.recovered),
             }
