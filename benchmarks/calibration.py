@@ -192,19 +192,19 @@ def audited(kind: str, half: str, number: int, which: str) -> Row:
         "points": [],
         "whole": sum(one.whole for one in done.attempts),
         "cut off": sum(one.cut_off for one in done.attempts),
-        "nulls": [[run.kind, run.points, run.called, run.whole] for run in done.nulls],
+        "nulls": [[run.kind, run.points, run.called, run.whole, run.loss] for run in done.nulls],
         "findings": [finding.code for finding in done.findings],
     }
     found = done.reconstruction
     if found is not None and len(found.inputs):
         closest = evaluate(found, case.X.double()).closest.tolist()
         row["points"] = [
-            [point["confidence"], point["level"], round(error, 4)]
+            [point["confidence"], point["level"], round(error, 4), point["confirmed"]]
             for point, error in zip(told["points"], closest, strict=True)
         ]
         row["errors"] = [round(e, 4) for e in evaluate(found, case.X.double()).errors.tolist()]
         row["setting"] = done.best.setting.name if done.best else None
-        row["mismatch"] = found.mismatch
+        row["mismatch"], row["loss"] = found.mismatch, found.loss
     return row
 
 
