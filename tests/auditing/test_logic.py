@@ -371,10 +371,11 @@ def test_points_are_the_same_up_to_sign_where_signs_are_open(
     ("null_loss", "same", "fits", "verdict"),
     [
         (0.9, True, True, Verdict.PARTLY),
+        (0.9, True, False, Verdict.PARTLY),  # evidence counts whatever the files suggest
         (0.9, False, True, Verdict.NOT_FOUND),  # each start ends somewhere else
+        (0.9, False, False, Verdict.UNKNOWN),
         (0.3, True, True, Verdict.NOT_FOUND),  # null victims are explained nearly as well
         (None, True, True, Verdict.NOT_FOUND),  # no null victim was attacked
-        (0.9, True, False, Verdict.UNKNOWN),  # the files speak against the method
     ],
 )
 def test_points_that_another_start_reproduces_are_recognisable_without_confidence(

@@ -138,11 +138,10 @@ class _Search:
         best, attempts, seen = self._best(), list(self._attempts), None
         if best is not None and best.found is not None and best.found.confidence is not None:
             seen = self._confirmed(best)
-            fits = hindrance(self._past) is None
             held = replace(
                 best,
                 found=marked(best.found, seen),
-                reproduced=reproduced(best, seen, self._nulls) if fits else None,
+                reproduced=reproduced(best, seen, self._nulls),
             )
             attempts[attempts.index(best)] = held
             best = held
@@ -190,10 +189,6 @@ class _Search:
 
     def _confirmed(self, best: Attempt) -> Bool[Tensor, " n"]:
         return confirmed(best, self._attempts)
-
-    def _found_again(self, best: Attempt) -> bool:
-        """Whether points could count because another random start has found them too."""
-        return hindrance(self._past) is None and bool(self._confirmed(best).any())
 
     def _attack(self, looked: Inspection) -> None:
         machine = Machine.measured(self._device)
@@ -317,7 +312,8 @@ class _Search:
             # Where nothing would count there is no alarm that others could show to be false, but a
             # single call in a null victim says little without the others.
             alarm = bool(self._firm(best).any()) or any(run.called for run in self._nulls)
-            alarm = alarm or (explains_far_more(best, self._nulls) and self._found_again(best))
+            again = explains_far_more(best, self._nulls) and bool(self._confirmed(best).any())
+            alarm = alarm or again
             if time.monotonic() > self._end or not (patient or alarm):
                 return
             until = self._end if patient else min(self._end, time.monotonic() + patience)
