@@ -101,7 +101,7 @@ class Tuning:
     """Random starts on all layers, where JᵀJ is formed."""
     starts_in_doubt: int = 2
     """The same for problems of any size, while some point of the best start is in doubt."""
-    starts_exact: int = 8
+    starts_exact: int = 20
     """The same where the loss of the data is known, until one start goes below it."""
     # Retraining on the points that were found.
     limiting: float = 1e-3
