@@ -160,6 +160,9 @@ class Exact(Search):
         Whether to train on the points that were found, and to correct them by the result
         (`attacks/exact/retrace.py`): `"always"` or `"never"`. None: where that is quick, and where
         the residual limits how accurate the points are.
+    unmix
+        Whether to read points off the zeros of ΔW_1 (`attacks/exact/unmix.py`): `"never"`, or
+        `"only"`, without any search. None: where that is possible, and a search where it is not.
     tuning
         Thresholds of the stages.
     """
@@ -185,6 +188,13 @@ class Exact(Search):
         help="Train on the points that were found, to correct them and to see whether that leads "
         "to the trained weights. auto: where that is quick, or the residual limits how accurate "
         "the points are.",
+    )
+    unmix: str | None = option(
+        None,
+        choices=("never", "only"),
+        help="Read points off the units that did not move for them: never, or only so, without a "
+        "search. auto: where the first layer is linear, closed units get no gradient (ReLU), and "
+        "ΔW1 has the rank n; a search where that does not give all points.",
     )
     tuning: Tuning = field(default=Tuning(), metadata={"rule": None})
 

@@ -35,7 +35,7 @@ from recollect.system.seeds import stream
 from recollect.victim.parity import Parity, parity
 from recollect.victim.victim import Victim
 
-_ALGORITHM = 12
+_ALGORITHM = 13
 """Raised when the same options no longer lead to the same points: then what was saved before is not
 resumed."""
 

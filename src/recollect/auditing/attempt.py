@@ -57,6 +57,14 @@ class Attempt:
         return self.found is not None and not self.whole
 
     @property
+    def read_off(self) -> bool:
+        """Whether every point was read off closed units, without any search."""
+        found = self.found
+        if found is None or found.details.get("read_off") != len(found.inputs):
+            return False
+        return not any(stage.iterations for stage in found.stages)
+
+    @property
     def called(self) -> int:
         found = self.found
         return 0 if found is None or found.confidence is None else int(called(found).sum())

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import torch
 
-from recollect.attacks.options import Subspace
+from recollect.attacks.options import Exact, Subspace
 from recollect.attacks.reconstruct import UNTESTED
 from recollect.auditing.attempt import Attempt, NullRun, Outcome, Setting
 from recollect.auditing.conclusion import conclude
@@ -305,6 +305,8 @@ class _Search:
             setting = replace(
                 setting, attack=replace(setting.attack, space=Subspace(rank=best.found.rank))
             )
+        if best.read_off and isinstance(setting.attack, Exact):  # in the same way, without a search
+            setting = replace(setting, attack=replace(setting.attack, unmix="only"))
         patience = max(_NULL_MIN_SECONDS, _NULL_PATIENCE * best.seconds)
         for kind, null in NULLS.items():
             # Until one has run to its end nothing is known of false alarms.

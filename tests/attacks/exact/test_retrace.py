@@ -181,7 +181,8 @@ def wide(seed: int = 0) -> tuple[Victim, Tensor]:
 def test_a_reconstruction_gets_closer_and_says_how_close() -> None:
     victim, X = wide()
     never, always = (
-        reconstruct(victim, 4, Exact(parameters="last", retrain=one)) for one in ("never", "always")
+        reconstruct(victim, 4, Exact(unmix="never", parameters="last", retrain=one))
+        for one in ("never", "always")
     )
     assert never.mismatch is None
     assert always.mismatch is not None
@@ -198,9 +199,9 @@ def test_time_that_runs_out_while_retraining_takes_nothing_away(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, X = wide()
-    never = reconstruct(victim, 4, Exact(parameters="last", retrain="never"))
+    never = reconstruct(victim, 4, Exact(unmix="never", parameters="last", retrain="never"))
     calls = _ending(at, Late, monkeypatch)
-    late = reconstruct(victim, 4, Exact(parameters="last", retrain="always"))
+    late = reconstruct(victim, 4, Exact(unmix="never", parameters="last", retrain="always"))
     assert calls() > at
     assert late.status is Status.STATIONARY
     assert any("time was over" in note for note in late.notes)
@@ -210,15 +211,19 @@ def test_time_that_runs_out_while_retraining_takes_nothing_away(
 
 def test_an_interruption_while_retraining_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     victim, X = wide()
-    straight = reconstruct(victim, 4, Exact(parameters="last", retrain="always"))
+    straight = reconstruct(victim, 4, Exact(unmix="never", parameters="last", retrain="always"))
     memory = Memory()
     with monkeypatch.context() as patched:
         _ending(30, KeyboardInterrupt, patched)
-        stopped = reconstruct(victim, 4, Exact(parameters="last", retrain="always"), resume=memory)
+        stopped = reconstruct(
+            victim, 4, Exact(unmix="never", parameters="last", retrain="always"), resume=memory
+        )
     assert stopped.status is Status.INTERRUPTED
-    never = reconstruct(victim, 4, Exact(parameters="last", retrain="never"))
+    never = reconstruct(victim, 4, Exact(unmix="never", parameters="last", retrain="never"))
     assert evaluate(stopped, X).rho <= 1.01 * evaluate(never, X).rho
-    resumed = reconstruct(victim, 4, Exact(parameters="last", retrain="always"), resume=memory)
+    resumed = reconstruct(
+        victim, 4, Exact(unmix="never", parameters="last", retrain="always"), resume=memory
+    )
     assert torch.equal(resumed.inputs, straight.inputs)
     assert resumed.mismatch == straight.mismatch
 
@@ -229,7 +234,7 @@ def test_points_are_retraced_in_their_own_coordinates(
 ) -> None:
     """Those may be others than the search began with, where it turned the subspace."""
     victim, X = wide()
-    options = Exact(parameters=parameters, retrain="always")
+    options = Exact(unmix="never", parameters=parameters, retrain="always")
     straight = reconstruct(victim, 4, options)
 
     plain = Stages._retrace
@@ -256,9 +261,9 @@ def test_points_are_retraced_in_their_own_coordinates(
 def test_without_gain_nothing_is_adopted() -> None:
     victim, _ = wide()
     never_enough = Tuning(retraced=0.0)
-    options = Exact(parameters="last", retrain="always", tuning=never_enough)
+    options = Exact(unmix="never", parameters="last", retrain="always", tuning=never_enough)
     result = reconstruct(victim, 4, options)
-    never = reconstruct(victim, 4, Exact(parameters="last", retrain="never"))
+    never = reconstruct(victim, 4, Exact(unmix="never", parameters="last", retrain="never"))
     assert result.stages[-1].name == "retraining without gain"
     assert result.mismatch is not None
     assert torch.equal(result.inputs, never.inputs)
@@ -272,8 +277,8 @@ def test_small_victims_are_retrained_without_being_asked(seed: int) -> None:
     made = rc.train(
         dataset="synthetic", n=3, dim=6, rank=3, noise=0.5, width=30, seed=seed, dtype="float64"
     )
-    never = reconstruct(made.victim, 3, Exact(retrain="never"), seed=seed)
-    plain = reconstruct(made.victim, 3, seed=seed)
+    never = reconstruct(made.victim, 3, Exact(unmix="never", retrain="never"), seed=seed)
+    plain = reconstruct(made.victim, 3, Exact(unmix="never"), seed=seed)
     assert plain.mismatch is not None
     assert plain.mismatch < 0.01
     assert never.confidence is not None
@@ -318,7 +323,7 @@ def test_confidence_knows_of_the_mismatch_of_corrected_points(
         return plain(*arguments, least=least, **more)
 
     monkeypatch.setattr(run, "describe", described)
-    found = reconstruct(victim, 4, Exact(parameters="last", retrain=retrain))
+    found = reconstruct(victim, 4, Exact(unmix="never", parameters="last", retrain=retrain))
     expected = 0.0 if found.mismatch is None else found.mismatch**2
     assert given == [expected]
     assert (expected > 0) is (retrain == "always")

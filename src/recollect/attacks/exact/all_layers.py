@@ -100,6 +100,10 @@ class AllLayerStages(Stages[SplitObjective]):
         if isinstance(self.objective, LastLayerObjective):
             self._note("the last layer alone holds the points most firmly: they are its answer")
 
+    def judge(self, n: int) -> SplitObjective:
+        self._lifted = False
+        return self._objective(self._endpoints(n), 0.0)
+
     def step_flops(self, n: int | None) -> float:
         return self._objective(Endpoints.FINAL, 0.0).normal_flops(n or 1)
 

@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
+from scipy.optimize import linear_sum_assignment
 
 from recollect.attacks.exact.confidence import DOUBTFUL, doubtful, expected_errors
+from recollect.attacks.exact.first_layer import first_layer
 from recollect.attacks.exact.respawn import spawn
 from recollect.attacks.exact.retrace import Retraced, corrected, imitable, improve
 from recollect.attacks.exact.signs import find_signs
 from recollect.attacks.exact.tuning import Tuning
+from recollect.attacks.exact.unmix import Unmixed, Unmixing
 from recollect.attacks.options import Exact
 from recollect.attacks.problem import Problem
 from recollect.attacks.result import Stage
@@ -25,10 +28,12 @@ from recollect.geometry import Geometry, random_start
 from recollect.objective.base import SplitObjective
 from recollect.shapes import Float, Int, Tensor
 from recollect.solve.levenberg_marquardt import LevenbergMarquardt
-from recollect.solve.loop import Outcome, Status
+from recollect.solve.loop import JITTERS, Outcome, Status
 from recollect.system.device import threads_for
 from recollect.system.seeds import stream
 
+READ_OFF = "points read off the zeros of ΔW1"
+NOT_READ = "nothing but closed units was looked at"
 S = TypeVar("S", bound=SplitObjective)
 """The kind of objective that a sequence of stages minimises."""
 
@@ -59,6 +64,9 @@ class Found:
     """Whether the objective explains Δθ less what retraining leaves."""
     stuck: bool = False
     """Whether more is left unexplained than the data leave, where that is known."""
+    errors: Float[Tensor, " n"] | None = None
+    """Expected errors of points that were read off the zeros of ΔW_1 (`unmix.py`); infinite for
+    others."""
 
 
 class Stopped(Exception):
@@ -84,6 +92,9 @@ class Stages(ABC, Generic[S]):
         self.mismatch: float | None = None
         self._stuck: bool | None = None
         self._corrected = False
+        self._begun = problem
+        self.errors: Float[Tensor, " n"] | None = None
+        self._partly: Unmixed | None = None
 
     @property
     def tuning(self) -> Tuning:
@@ -94,10 +105,14 @@ class Stages(ABC, Generic[S]):
         state so far."""
         try:
             with threads_for(self.step_flops(n), self.problem.device):
-                self.explore(n)
-                # What retraining corrects is no longer what the data leave.
-                self._stuck = self.outcome.loss > self._floor
-                self._retrace()
+                if not self._read_off(n) and self._options.unmix == "only":
+                    self._give_up(n)
+                elif self.state is None:
+                    self.explore(n)
+                    # What retraining corrects is no longer what the data leave.
+                    self._stuck = self.outcome.loss > self._floor
+                    self._retrace()
+                    self._read_off(len(self.Z))
         except (Stopped, KeyboardInterrupt) as stop:
             if self.state is None:
                 raise KeyboardInterrupt from None
@@ -118,6 +133,7 @@ class Stages(ABC, Generic[S]):
             mismatch=self.mismatch,
             corrected=self._corrected,
             stuck=stuck,
+            errors=self.errors,
         )
 
     @abstractmethod
@@ -127,6 +143,10 @@ class Stages(ABC, Generic[S]):
     @abstractmethod
     def step_flops(self, n: int | None) -> float:
         """About how many floating-point operations a step of a descent takes."""
+
+    @abstractmethod
+    def judge(self, n: int) -> S:
+        """The objective that judges n points which no search has led to."""
 
     @property
     def objective(self) -> S:
@@ -303,6 +323,126 @@ class Stages(ABC, Generic[S]):
             iterations=min(self.tuning.rung_steps, self._options.iterations),
             settled=self.tuning.rung_settled,
         )
+
+    def _read_off(self, n: int | None) -> bool:
+        """Points from the zeros of ΔW_1: after a search from its points, before it from random
+        ones. Returns whether all points could be read off."""
+        first = None if self._options.unmix == "never" else first_layer(self._begun)
+        if first is None:
+            return False
+        began, searched = time.perf_counter(), self.state is not None
+        try:
+            unmixing = Unmixing(first, n or first.rank)
+            starts = int(
+                min(self.tuning.unmixing_starts, self.tuning.unmixing_flops / unmixing.flops)
+            )
+            near = unmixing.refine(self._coordinates()) if searched else None
+            found = unmixing.complete(
+                near,
+                stream(f"unmixing {searched}", self._seed),
+                starts=starts,
+                rounds=self.tuning.unmixing_rounds if starts >= unmixing.n else 0,
+                in_time=self._in_time,
+            )
+        except (ValueError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+            return False
+        seconds = time.perf_counter() - began
+        if found is not None and bool(found.trusted.all()):
+            self._adopt_all(found, seconds, READ_OFF)
+            if n is None:  # each point has zeros of its own, and they span the whole change
+                self.n_clear, self.n_tried = True, ((len(self.Z), self.outcome.loss),)
+            return True
+        if near is None:
+            self._partly = found
+            return False
+        several = [one for one in (near, found, self._partly) if one is not None]
+        best = max(several, key=lambda one: int(one.trusted.sum()))
+        if bool(best.trusted.any()):
+            self._adopt_trusted(best, seconds)
+        elif self._stuck:
+            self._descend_from(near)
+        return False
+
+    def _in_time(self) -> bool:
+        try:
+            self._runs.working("reading points off the zeros of ΔW1")
+        except Late:
+            return False
+        return True
+
+    def _descend_from(self, found: Unmixed) -> None:
+        """A search that is known to be stuck goes on from here, if that leads further."""
+        state = self.state
+        assert state is not None
+        outcome = self._descend("from closed units", state.objective, self._in_state(found))
+        if outcome.loss < self.tuning.better * state.outcome.loss:
+            self._keep(state.objective, outcome)
+            self._record("from closed units", outcome)
+            self._stuck = outcome.loss > self._floor
+
+    def _in_state(self, found: Unmixed) -> Float[Tensor, "n r"]:
+        """These points, in the coordinates of the present state."""
+        assert self.state is not None
+        problem, lifted = self.state.problem, self._begun.lift(found.Z)
+        Z = lifted if problem.U is None else lifted @ problem.U.to(lifted).cpu()
+        return problem.geometry.project(Z.to(self.Z))
+
+    def _give_up(self, n: int | None) -> None:
+        """What was read off, or random points: none of them means anything unless it is trusted."""
+        found, problem = self._partly, self.problem
+        if found is None:
+            n = n or problem.r
+            Z = random_start(problem.geometry, n, problem.r, stream("start 0", self._seed))
+            found = Unmixed(Z, torch.zeros(n, dtype=torch.bool), torch.full((n,), torch.inf))
+        self._adopt_all(
+            replace(found, errors=found.errors.where(found.trusted, torch.inf)), 0.0, NOT_READ
+        )
+        self.notes = (f"{int(found.trusted.sum())} points could be read off; no search was made",)
+
+    def _coordinates(self) -> Float[Tensor, "n r"]:
+        """The points of the search, in the coordinates that it began with."""
+        assert self.state is not None
+        lifted, U = self.state.problem.lift(self.Z).cpu().double(), self._begun.U
+        return lifted if U is None else lifted @ U.to(lifted).cpu()
+
+    def _adopt_all(self, found: Unmixed, seconds: float, how: str) -> None:
+        """These points, judged by the network as it is."""
+        problem = self.problem = self._begun
+        Z, n = found.Z.to(problem.device, problem.dtype), len(found.Z)
+        objective = self.judge(n)
+        for jitter in JITTERS:
+            raised = torch.tensor(jitter, dtype=torch.float64, device=problem.device)
+            loss = float(objective.fit(Z, gradient=False, jitter=raised).loss)
+            if math.isfinite(loss):
+                break
+        status = Status.CONVERGED if loss <= self.tuning.exact else Status.STATIONARY
+        empty = torch.zeros(0, dtype=torch.float64)
+        trace = empty if self.state is None else self.outcome.trace
+        outcome = Outcome(Z, loss, trace, 0, seconds, jitter, status)
+        self.state = State(problem, objective, outcome)
+        self.errors, self.mismatch, self._corrected, self._stuck = found.errors, None, False, False
+        self._record(how, outcome)
+        # What was said of the search does not hold for these points.
+        self.notes = (
+            "each point was read off the units that it left closed, which did not move for it",
+        )
+
+    def _adopt_trusted(self, found: Unmixed, seconds: float) -> None:
+        """Each trusted point in place of the nearest one of the search; the others stay."""
+        state, trusted = self.state, found.trusted
+        assert state is not None
+        known = self._in_state(found)[trusted.to(self.Z.device)]
+        _, places = linear_sum_assignment(torch.cdist(known, self.Z).cpu().numpy())
+        Z = self.Z.clone()
+        Z[places] = known
+        loss = float(state.objective.fit(Z, gradient=False, jitter=self._jitter).loss)
+        if not math.isfinite(loss):
+            return
+        self.errors = torch.full((len(Z),), torch.inf, dtype=found.errors.dtype)
+        self.errors[places] = found.errors[trusted]
+        outcome = replace(state.outcome, Z=Z, loss=loss, iterations=0, seconds=seconds)
+        self._keep(state.objective, outcome)
+        self._record(f"{int(trusted.sum())} points read off the zeros of ΔW1", self.outcome)
 
     @abstractmethod
     def _on_the_path(self, problem: Problem, tau: float) -> S:

@@ -100,10 +100,15 @@ def confidence(
     cost = objective.costs(Z, jitter).nan_to_num(0.0).clamp_min(0.0)
     loss = objective.fit(Z, gradient=False, jitter=jitter).loss.clamp_min(least)
     share = cost / (cost + loss).clamp_min(1e-300)
-    alone = (share / (1 + (errors / DOUBTFUL).square())).nan_to_num(0.0)
+    alone = (share * from_errors(errors)).nan_to_num(0.0)
     if not loss_at_one_end(objective, Z, jitter) <= _LARGEST_LOSS_AT_ONE_END:
         return torch.zeros_like(alone)
     return alone * (alone >= 0.5).to(alone).mean()
+
+
+def from_errors(errors: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """1/(1 + (ê/0.1)²): one half where a point is as likely wrong as right."""
+    return 1 / (1 + (errors / DOUBTFUL).square())
 
 
 def loss_at_one_end(

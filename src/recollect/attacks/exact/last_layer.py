@@ -46,11 +46,22 @@ class Objectives:
 class LastLayerStages(Stages[LastLayerObjective]):
     """Features at θf, respawn, both endpoints, turning Û, respawn, signs."""
 
+    def judge(self, n: int) -> LastLayerObjective:
+        both = self._endpoints() is Endpoints.BOTH
+        objective = self._objective(Endpoints.BOTH if both else Endpoints.FINAL, False)
+        if both and not self.problem.determined(n, objective):
+            return self._objective(Endpoints.FINAL, False)
+        return objective
+
+    def _endpoints(self) -> Endpoints:
+        moving = self.problem.evidence.moving
+        endpoints = self.problem.search.endpoints
+        return endpoints or (Endpoints.BOTH if moving else Endpoints.FINAL)
+
     def explore(self, n: int | None) -> None:
         problem = self.problem
-        parity, moving = problem.parity, problem.evidence.moving
-        endpoints = problem.search.endpoints or (Endpoints.BOTH if moving else Endpoints.FINAL)
-        if endpoints is Endpoints.BOTH and not moving:
+        parity, endpoints = problem.parity, self._endpoints()
+        if endpoints is Endpoints.BOTH and not problem.evidence.moving:
             endpoints = Endpoints.FINAL
             self._note("training did not move the features: both endpoints are one")
         one = Endpoints.INITIAL if endpoints is Endpoints.INITIAL else Endpoints.FINAL

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from recollect.attacks.base import Context
 from recollect.attacks.exact.all_layers import AllLayerStages
 from recollect.attacks.exact.base import Stages
+from recollect.attacks.exact.confidence import from_errors
 from recollect.attacks.exact.last_layer import LastLayerStages
 from recollect.attacks.exact.number import NumberStages
 from recollect.attacks.options import Exact
@@ -60,11 +63,19 @@ def run(attack: Exact, victim: Victim, n: int | None, context: Context) -> Recon
         # A corrected objective shows only the part of the mismatch that gradients cannot explain.
         least=(found.mismatch or 0.0) ** 2 if found.corrected else 0.0,
     )
-    withheld = result.withheld
+    withheld, sure, details = result.withheld, result.confidence, dict(result.details)
+    if found.errors is not None and sure is not None:
+        # The zeros of ΔW_1 tell how far off these points are, not what the gradients leave.
+        errors = found.errors.to(sure)
+        other = torch.zeros_like(sure) if attack.unmix == "only" else sure
+        sure = torch.where(errors.isfinite(), from_errors(errors), other)
+        details["read_off"] = int(errors.isfinite().sum())
     if found.stuck:
         withheld = (*withheld, Withheld(tuple(range(len(result.inputs))), STUCK))
     return replace(
         result,
+        confidence=sure,
+        details=details,
         withheld=withheld,
         signs_settled=state.signs_settled,
         n_source="given" if n is not None else "residual",

@@ -103,6 +103,13 @@ class Tuning:
     """The same for problems of any size, while some point of the best start is in doubt."""
     starts_exact: int = 20
     """The same where the loss of the data is known, until one start goes below it."""
+    # Points from the zeros of ΔW_1.
+    unmixing_starts: int = 60
+    """Random points per round."""
+    unmixing_rounds: int = 8
+    unmixing_flops: float = 3e10
+    """Operations of a round at most. Where they do not allow one start per point, the search comes
+    first."""
     # Retraining on the points that were found.
     limiting: float = 1e-3
     """Loss above which points are corrected by retraining unless the user says otherwise. Below it
