@@ -14,7 +14,8 @@ and its distance to the closest true point. A point is called recovered from a c
     python benchmarks/calibration.py --audits-table audits.jsonl
 
 Whole audits, of models in which nothing is to be found and of trained ones (`situations.py`). A
-verdict on a model of the first sort is a false alarm if it is `exposed` or `partly exposed`.
+verdict on a model of the first sort is a false alarm if it is `exposed` or `partly exposed`, and
+any point that is said to be one is none: endpoints that were exchanged still hold their records.
 """
 
 from __future__ import annotations
@@ -212,13 +213,16 @@ def audits_table(path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     nulls, real = ([row for row in rows if row["sort"] == sort] for sort in ("nulls", "real"))
     if nulls:
-        print("| nothing to find | audits | exposed | partly | not exposed | cannot be judged |")
-        print("|---" * 6 + "|")
+        print(
+            "| nothing to find | audits | exposed | partly | not exposed | cannot be judged "
+            "| false alarms |"
+        )
+        print("|---" * 7 + "|")
     for kind in dict.fromkeys(row["kind"] for row in nulls):
         some = [row for row in nulls if row["kind"] == kind]
-        print(f"| {kind} | {len(some)} | {_verdicts(some)} |")
+        print(f"| {kind} | {len(some)} | {_verdicts(some)} | {sum(map(_false_alarm, some))} |")
     if nulls:
-        false = sum(row["verdict"] in ALARMS for row in nulls)
+        false = sum(map(_false_alarm, nulls))
         high = beta.ppf(0.95, false + 1, len(nulls) - false) if false < len(nulls) else 1.0
         whole = sum(any(run[3] for run in row["nulls"]) for row in nulls)
         print(
@@ -249,6 +253,13 @@ def audits_table(path: Path) -> None:
 
 
 ALARMS = (Verdict.EXPOSED.value, Verdict.PARTLY.value)
+
+
+def _false_alarm(row: Row) -> bool:
+    """Where the records of another order of checkpoints came back, exposed is the right answer."""
+    said = [point for point in row["points"] if point[1] != "none"]
+    right = all(point[2] < (0.1 if point[1] == "recovered" else NEAR) for point in said)
+    return row["verdict"] in ALARMS and not (said and right)
 
 
 def _verdicts(rows: list[Row]) -> str:
