@@ -65,6 +65,8 @@ _LOADING = 1e-12
 """Eigenvalues below this share of the trace count as zero."""
 _RIDGE = 1e-9
 """Loading of the least-squares classifier, relative to the trace."""
+_CHUNK = 2_000_000
+"""Numbers held at once for the matrices of inverse iteration."""
 _UNHELD = 1e8
 """Variance of a direction that nothing determines."""
 _ABOVE = 5.0
@@ -259,28 +261,41 @@ class Unmixing:
         Inverse iteration with Cauchy's weights 1/(1 + (|Pq|/σ)²), where σ is `factor` times the
         quantile `share` of |Pq|: units on which Pq does not vanish lose their weight.
         """
-        columns = []
-        for q, some in zip(Q.T, units.T, strict=True):
-            P = self._P[some]
-            for _ in range(steps if len(P) >= self.n else 0):
-                sizes = (P @ q).abs()
-                # n − 1 residuals can vanish without meaning anything, so σ is one of the others.
-                place = min(len(P), max(math.ceil(_BEYOND * self.n), math.ceil(share * len(P))))
-                scale = (factor * sizes.kthvalue(place).values).clamp_min(_TINY)
-                A = (P / (1 + (sizes / scale).square())[:, None]).T @ P
-                q = self._nearest_null(A, q)
-            columns.append(q)
-        return torch.stack(columns, dim=1) if columns else Q
+        rows = units.any(1)
+        P, units = self._P[rows], units[rows]
+        count = units.sum(0)
+        # n − 1 residuals can vanish without meaning anything, so σ is one of the others.
+        place = (share * count).ceil().clamp_min(math.ceil(_BEYOND * self.n)).minimum(count)
+        place = (place.long() - 1).clamp_min(0)[None]
+        for _ in range(steps if len(P) else 0):
+            sizes = (P @ Q).abs()
+            ranked = sizes.where(units, torch.inf).sort(dim=0).values
+            scale = (factor * ranked.gather(0, place)).clamp_min(_TINY)
+            nearest = self._nearest_null(P, units / (1 + (sizes / scale).square()), Q)
+            Q = torch.where(count >= self.n, nearest, Q)
+        return Q
 
-    def _nearest_null(self, A: Float[Tensor, "n n"], q: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    def _nearest_null(
+        self, P: Float[Tensor, "p n"], weights: Float[Tensor, "p k"], Q: Float[Tensor, "n k"]
+    ) -> Float[Tensor, "n k"]:
+        """A step of inverse iteration on PᵀWP for each column of weights."""
+        n, k = Q.shape
+        A = torch.zeros(k, n * n).to(Q)
+        chunk = max(1, _CHUNK // n**2)  # all columns share the products of the entries of a row
+        for start in range(0, len(P), chunk):
+            some = P[start : start + chunk]
+            pairs = (some[:, :, None] * some[:, None, :]).reshape(len(some), n * n)
+            A += weights[start : start + chunk].T @ pairs
+        A = A.view(k, n, n)
+        trace = A.diagonal(dim1=1, dim2=2).sum(1)
         # Where A vanishes in several directions, the loading keeps q among them.
-        loaded = A + (_LOADING * A.trace() + 1e-300) * torch.eye(self.n).to(A)
-        new, failed = torch.linalg.solve_ex(loaded, q)
-        length = new.norm()
-        if int(failed) or not bool(length.isfinite() & (length > 0)):
-            return q
-        nearest: Tensor = new / length * (1.0 if float(new @ q) >= 0 else -1.0)
-        return nearest
+        loaded = A + (_LOADING * trace + 1e-300)[:, None, None] * torch.eye(n).to(A)
+        new, failed = torch.linalg.solve_ex(loaded, Q.T[:, :, None])
+        new = new[:, :, 0].T
+        length = new.norm(dim=0)
+        sound = (failed == 0) & length.isfinite() & (length > 0)
+        sign = torch.where((new * Q).sum(0) >= 0, 1.0, -1.0).to(Q)
+        return torch.where(sound, new / length * sign, Q)
 
     def _untangled(self, Q: Float[Tensor, "n n"], Y: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
         """Columns without the multiples of others that keep them from vanishing.
