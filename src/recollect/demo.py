@@ -74,7 +74,7 @@ def tell(out: Path, made_by: Recipe, *, say: Callable[[str], None], progress: Pr
     say(
         f"4. Compared with the truth: {round(score.recovered * N)} of {N} photographs recovered "
         "(error below 0.1); "
-        f"median error {float(score.errors.median()):.3f}, where guessing scores "
+        f"median error {float(score.errors.median()):.1g}, where guessing scores "
         f"{score.chance['span']:.2f}."
     )
     say(
