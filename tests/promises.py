@@ -171,7 +171,7 @@ def demonstration(seed: int, folder: Path) -> str:
 
 SAYS: tuple[tuple[str, str, Callable[[int, Path], str]], ...] = (
     ("README.md", "This finds all 20 points with their signs, to about four digits", twenty_points),
-    ("README.md", "median 0.001, all 20 below 0.1", demonstration),
+    ("README.md", "median 0.0001, all 20 below 0.001", demonstration),
 )
 
 

@@ -388,16 +388,15 @@ class Stages(ABC, Generic[S]):
         return problem.geometry.project(Z.to(self.Z))
 
     def _give_up(self, n: int | None) -> None:
-        """What was read off, or random points: none of them means anything unless it is trusted."""
+        """What was read off in part, or random points: none of them has any confidence."""
         found, problem = self._partly, self.problem
         if found is None:
             n = n or problem.r
             Z = random_start(problem.geometry, n, problem.r, stream("start 0", self._seed))
             found = Unmixed(Z, torch.zeros(n, dtype=torch.bool), torch.full((n,), torch.inf))
-        self._adopt_all(
-            replace(found, errors=found.errors.where(found.trusted, torch.inf)), 0.0, NOT_READ
-        )
-        self.notes = (f"{int(found.trusted.sum())} points could be read off; no search was made",)
+        unknown = torch.full_like(found.errors, torch.inf)
+        self._adopt_all(replace(found, errors=unknown), 0.0, NOT_READ)
+        self.notes = ("not all points could be read off, and no search was made",)
 
     def _coordinates(self) -> Float[Tensor, "n r"]:
         """The points of the search, in the coordinates that it began with."""
@@ -436,10 +435,9 @@ class Stages(ABC, Generic[S]):
         Z = self.Z.clone()
         Z[places] = known
         loss = float(state.objective.fit(Z, gradient=False, jitter=self._jitter).loss)
-        if not math.isfinite(loss):
+        if not loss <= self.tuning.partly_read * state.outcome.loss:  # also false for NaN
             return
-        self.errors = torch.full((len(Z),), torch.inf, dtype=found.errors.dtype)
-        self.errors[places] = found.errors[trusted]
+        # Their confidence is that of the gradients: the others may be blends, and these with them.
         outcome = replace(state.outcome, Z=Z, loss=loss, iterations=0, seconds=seconds)
         self._keep(state.objective, outcome)
         self._record(f"{int(trusted.sum())} points read off the zeros of ΔW1", self.outcome)

@@ -110,6 +110,9 @@ class Tuning:
     unmixing_flops: float = 3e10
     """Operations of a round at most. Where they do not allow one start per point, the search comes
     first."""
+    partly_read: float = 4.0
+    """Factor by which the loss may rise where only some points could be read off: at the data it is
+    a little higher than at the minimum."""
     # Retraining on the points that were found.
     limiting: float = 1e-3
     """Loss above which points are corrected by retraining unless the user says otherwise. Below it
