@@ -38,7 +38,7 @@ TRUSTED = 0.05
 _ZERO = 0.02
 """A number counts as zero if it is smaller than this share of the median over units that opened."""
 _ABOVE_NOISE = 50.0
-"""The same, as a multiple of the median over closed units, whichever is less."""
+"""A number also counts as zero only below this multiple of the median over closed units."""
 _CHANCE = 0.05
 """Least probability that a number which is no zero looks like one."""
 _BY_CHANCE = 1.5
@@ -184,7 +184,8 @@ class Unmixing:
         """All points, from random ones, given those that are trusted already.
 
         Columns that are found stay, and the other points are sought where they allow them to be.
-        Where that leads to no more trusted points, all but the trusted ones are given up.
+        Where a round adds no trusted point, the next one keeps only the columns of trusted points,
+        or starts from nothing.
         """
         best = known
         Q, again = self._trusted_columns(best), False
